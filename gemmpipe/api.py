@@ -1,6 +1,7 @@
 """The Python API: `gemmpipe.run` executes a pipeline in this process, `gemmpipe.load` reads a finished run."""
 
 import contextlib
+import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -8,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gemmpipe.core.errors import GemmpipeError, UserError
+from gemmpipe.core.errors import GemmpipeError, UserError, short_repr
 from gemmpipe.core.files import read_object
 from gemmpipe.core.paths import RUNS
 
@@ -38,7 +39,8 @@ class RunResult:
     """0: done; 1: a problem has no valid candidate, or a row is stale; 130: interrupted."""
     table: "pd.DataFrame" = field(repr=False, compare=False)
     """One row per problem (`format` "") and per bucket of a format: key columns, `libtype`, `config`, `us`
-    (microseconds) and others. Empty if the pipeline selects nothing."""
+    (microseconds) and others. Where all problems were tuned already, the rows of their table. Empty if the pipeline
+    selects nothing."""
     artifacts: tuple[Path, ...]
     """The files that inference engines load, as absolute paths."""
     unsolved: tuple[str, ...]
@@ -82,7 +84,7 @@ class RunResult:
         """
         from gemmpipe.report import html
 
-        page = self.folder / "report.html" if path is None else Path(path).expanduser()
+        page = self.folder / "report.html" if path is None else _path("report", path)
         html.write(self._data(), page)
         return page
 
@@ -96,6 +98,8 @@ class RunResult:
         from gemmpipe.report.diff import DiffRules, compare
 
         other = before.folder if isinstance(before, RunResult) else before
+        if not isinstance(other, str | Path):
+            raise UserError(f"diff: {short_repr(other)} given; expected a run, a table, 'last' or 'shipped'")
         return compare(*read_sides(str(other), str(self.folder), "diff"), rules or DiffRules())
 
     def _data(self) -> "RunData":
@@ -121,7 +125,7 @@ def _table(path: Path) -> "pd.DataFrame":
 
 
 def run(
-    pipeline: str = "tune",
+    pipeline: str | Path = "tune",
     overrides: Sequence[str] = (),
     *,
     config_dir: str | Path | None = None,
@@ -142,10 +146,14 @@ def run(
     from gemmpipe.cli.lint import as_overrides
     from gemmpipe.cli.request import resolve_request
 
+    if not isinstance(pipeline, str | Path):
+        raise UserError(f"pipeline: {short_repr(pipeline)} given; expected a name such as 'tune', or a recipe's path")
+    if isinstance(overrides, str) or not isinstance(overrides, Sequence):
+        raise UserError(f"overrides: {short_repr(overrides)} given; expected a list such as ['shapes.tp=4']")
     as_typed = list(map(_checked, overrides))
     by_key = [override for key, value in options.items() for override in _overrides(key, value)]
     flags = [] if config_dir is None else [f"--config-dir={config_dir}"]
-    line = parse_command_line([*flags, pipeline, *as_typed, *by_key])
+    line = parse_command_line([*flags, str(pipeline), *as_typed, *by_key])
     if line.command in COMMANDS and line.command != LINT:
         raise UserError(f"{line.command}: makes no run; expected on the command line, or a method of the result")
     request = resolve_request(as_overrides(line) if line.command == LINT else line)
@@ -164,10 +172,22 @@ def load(run: str | Path = "last") -> RunResult:
 
     Raises UserError if there is none.
     """
-    folder = _last_run() if run == "last" else Path(run).expanduser()
+    folder = _last_run() if run == "last" else _path("load", run)
+    if folder.is_file():
+        raise UserError(f"load: {folder}: a file; expected the folder of a run (pandas.read_csv reads a table)")
     if not folder.is_dir():
         raise UserError(f"load: no folder {folder}; expected the folder of a run, or 'last'")
     return _result(folder)
+
+
+def _path(argument: str, given: object) -> Path:
+    """The path that a caller gives. Raises UserError for anything that is none."""
+    if not isinstance(given, str | os.PathLike):
+        raise UserError(f"{argument}: {short_repr(given)} given; expected a path, or 'last'")
+    try:
+        return Path(given).expanduser()
+    except RuntimeError:  # ~USER of an unknown user
+        raise UserError(f"{argument}: {given}: no such home directory; expected a path") from None
 
 
 def _last_run() -> Path:
@@ -181,18 +201,20 @@ def _last_run() -> Path:
 def _result(folder: Path) -> RunResult:
     import pandas as pd
 
+    from gemmpipe.report.run_folder import REUSED, SELECTIONS
+
     folder = folder.absolute()
     path = folder / _MANIFEST
     if not path.is_file():
         raise UserError(f"{folder}: no {_MANIFEST}; expected a finished run (resume= continues an unfinished one)")
     manifest = read_object(path, _MAX_MANIFEST_BYTES)
-    selections = folder / "selections.csv"
+    tables = [path for name in (SELECTIONS, REUSED) if (path := folder / name).is_file()]
     try:
         return RunResult(
             pipeline=str(manifest["pipeline"]),
             folder=folder,
             exit_code=int(str(manifest["exit_code"])),
-            table=_table(selections) if selections.is_file() else pd.DataFrame(),
+            table=_table(tables[0]) if tables else pd.DataFrame(),
             artifacts=tuple(_started_in(folder) / str(file) for file in _listed(manifest["files"])),
             unsolved=tuple(map(str, _listed(manifest["unsolved"]))),
             wall_s=float(str(manifest["wall_s"])),
@@ -288,8 +310,10 @@ def _own_hydra() -> Iterator[None]:
         instance.hydra, config.cfg = kept
 
 
-def _checked(override: str) -> str:
-    """The override as typed. Raises UserError for a flag or an argument without `=`."""
+def _checked(override: object) -> str:
+    """The override as typed. Raises UserError for a flag, an argument without `=`, and anything but a text."""
+    if not isinstance(override, str):
+        raise UserError(f"overrides: {short_repr(override)} given; expected texts such as 'shapes.tp=4'")
     if override.startswith("-") or ("=" not in override and not override.startswith("~")):
         raise UserError(f"{override}: expected key=value")
     return override

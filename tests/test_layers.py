@@ -65,6 +65,7 @@ SHORT = {
     "search/forest.py": "needs scikit-learn, the others do not",
     "stages/cpu_budget.py": "the stages of a budget and the runner share it",
     "stages/dispatch.py": "one stage",
+    "stages/memory_options.py": "the rows of a table; the report presents them",
     "stages/workload.py": "imported by the report without stages",
     "tables/file_names.py": "imported by sources without the tables",
     "templates/hopper/gluon_compat.py": "device code of several versions of Triton",

@@ -115,8 +115,14 @@ def test_a_run_and_its_result(folder: Path, capsys: pytest.CaptureFixture[str]) 
     assert gemmpipe.load() == gemmpipe.load(result.folder) == result
     again = gemmpipe.run("tune", **TINY, **ITEMS)
     assert again.exit_code == 0
-    assert again.table.empty, "tuned before"
+    assert again.table[["M", "us"]].to_numpy().tolist() == best[["M", "us"]].to_numpy().tolist(), "those of the table"
     assert gemmpipe.load("last") == again
+    nothing = "nothing was timed there, all 2 problems were tuned already; expected the run that timed them"
+    for read in (again.report, lambda: again.products, lambda: result.diff(again)):
+        with pytest.raises(gemmpipe.UserError, match=nothing) as raised:
+            read()
+        assert f"({result.folder.relative_to(folder)})" in str(raised.value)
+        assert "or their table (tuned/bf16_tuned_gemm.csv)" in str(raised.value)
     assert main(["tune", "resume=last"]) == 0, "the command line goes on with it"
 
 
@@ -130,6 +136,10 @@ def test_a_run_and_its_result(folder: Path, capsys: pytest.CaptureFixture[str]) 
         ({"output": object()}, "output: object given, expected text, a number, a list, a mapping or None"),
         ({"pipeline": "tun"}, "tun: no such pipeline; did you mean 'tune'?"),
         ({"pipeline": "doctor"}, "doctor: makes no run"),
+        ({"pipeline": 5}, "pipeline: 5 given; expected a name such as 'tune', or a recipe's path"),
+        ({"overrides": "shapes.tp=4"}, r"overrides: 'shapes.tp=4' given; expected a list such as \['shapes.tp=4'\]"),
+        ({"overrides": 5}, "overrides: 5 given; expected a list"),
+        ({"overrides": ["shapes=list", 3]}, "overrides: 3 given; expected texts such as 'shapes.tp=4'"),
         ({"overrides": ["--multirun"]}, "--multirun: expected key=value"),
         ({"overrides": ["search=random,gaussian"]}, "several values need -m"),
     ],
@@ -168,6 +178,12 @@ def test_nothing_to_load(folder: Path) -> None:
         gemmpipe.load()
     with pytest.raises(gemmpipe.UserError, match="load: no folder nowhere"):
         gemmpipe.load("nowhere")
+    for other in (5, None, ["last"]):
+        with pytest.raises(gemmpipe.UserError, match=r"load: .* given; expected a path, or 'last'"):
+            gemmpipe.load(other)  # type: ignore[arg-type]
+    (folder / "a.csv").touch()
+    with pytest.raises(gemmpipe.UserError, match=r"load: .*a\.csv: a file; expected the folder of a run"):
+        gemmpipe.load(folder / "a.csv")
     with pytest.raises(gemmpipe.UserError, match=r"no manifest\.json; expected a finished run"):
         gemmpipe.load(folder)
     (folder / "manifest.json").write_text('{"pipeline": "tune"}')

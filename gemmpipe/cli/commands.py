@@ -25,6 +25,10 @@ _MODULES: Mapping[str, str] = {"runs": "run_list"}
 """Modules of another name: `gemmpipe.cli.runs` finds earlier runs for pipelines."""
 
 
+_OF_ENGINE = ("args", "log", "run", "target", "version", "package")
+"""Options of `gemmpipe doctor engine=...` that this machine's devices do not have."""
+
+
 class Command(Protocol):
     """The module of a command."""
 
@@ -39,9 +43,16 @@ class Command(Protocol):
 
 
 def command_of(line: CommandLine) -> str | None:
-    """The command of a line; None for a pipeline. `doctor engine=...` reads rules and files, no configuration."""
-    if line.command == "doctor" and any(option.startswith("engine=") for option in line.overrides):
-        return "doctor_engine"
+    """The command of a line; None for a pipeline. `doctor engine=...` reads rules and files, no configuration.
+
+    Raises UserError for an option of `doctor engine=...` without the engine.
+    """
+    if line.command == "doctor":
+        keys = [option.partition("=")[0] for option in line.overrides]
+        if "engine" in keys:
+            return "doctor_engine"
+        if (key := next((key for key in keys if key in _OF_ENGINE), None)) is not None:
+            raise UserError(f"doctor: {key}: an option of doctor engine=vllm and engine=sglang; expected engine= too")
     return line.command if line.command in COMMANDS else None
 
 

@@ -15,7 +15,8 @@ from gemmpipe.cli.run_list import is_true
 from gemmpipe.core.errors import UserError
 from gemmpipe.core.shell import shell_quote
 from gemmpipe.core.units import duration_text, speedup_text, time_text
-from gemmpipe.report.text_table import Column, aligned, terminal_width
+from gemmpipe.report.lines import Line, fitted
+from gemmpipe.report.text_table import Column, aligned, fold_width, terminal_width
 
 if TYPE_CHECKING:
     from gemmpipe.pipeline.demo_run import Demo, ReplayedProduct
@@ -46,7 +47,8 @@ def run(line: CommandLine) -> int:
     demo = replay_demo(folder)
     with naming_write_errors(STDOUT):
         for text in lines(demo, terminal_width()):
-            print(text)
+            for part in fitted(Line(text=text), fold_width(sys.stdout)):
+                print(part.text)
     report = write_report(folder)
     with naming_write_errors(STDOUT):
         print(f"report {report}")
@@ -68,13 +70,14 @@ def lines(demo: "Demo", width: int) -> Iterator[str]:
     share = f"{timed:,} configurations timed ({timed / recorded:.1%})"
     yield f"search {demo.search}: {share} in {seconds[0]} of recorded time, compilation included"
     yield f"replayed here in {seconds[1]}"
-    yield f"within 1 % of the best configuration: {near} of {len(products)} products"
+    yield f"within 1 % of the best configuration that was recorded: {near} of {len(products)} products"
     yield ""
     yield from aligned(_columns(products), width)
     yield ""
     folder = shell_quote(str(demo.folder))
     yield f"run    {demo.folder}"
-    yield f"see    gemmpipe show {folder}   (the choices; one product: m=4 n=1280 k=8192)"
+    yield f"see    gemmpipe show {folder}"
+    yield "       (the choices; m=4 n=1280 k=8192 after it shows one product)"
 
 
 def _columns(products: "Sequence[ReplayedProduct]") -> list[Column]:
@@ -82,8 +85,8 @@ def _columns(products: "Sequence[ReplayedProduct]") -> list[Column]:
     return [
         *(Column(title=name, cells=tuple(str(each.problem[name]) for each in products)) for name in sizes),
         Column(title="chosen", cells=tuple(time_text(each.chosen_us) for each in products)),
-        Column(title="best recorded", cells=tuple(time_text(each.best_us) for each in products)),
-        Column(title="median recorded", cells=tuple(time_text(each.median_us) for each in products)),
+        Column(title="best", cells=tuple(time_text(each.best_us) for each in products)),
+        Column(title="median", cells=tuple(time_text(each.median_us) for each in products)),
         Column(title="over median", cells=tuple(speedup_text(each.median_us / each.chosen_us) for each in products)),
         Column(title="timed", cells=tuple(f"{each.timed:,} of {each.recorded:,}" for each in products)),
     ]

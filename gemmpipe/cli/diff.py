@@ -7,6 +7,7 @@ from gemmpipe.cli.command_line import CommandLine
 from gemmpipe.cli.commands import options
 from gemmpipe.cli.run_list import is_true, whole_number
 from gemmpipe.core.errors import UserError
+from gemmpipe.core.events import counted
 from gemmpipe.core.files import is_number
 from gemmpipe.report.choices import read_sides
 from gemmpipe.report.diff import Difference, DiffRules, compare
@@ -52,7 +53,8 @@ def run(line: CommandLine) -> int:
         raise UserError(f"diff: {line.flags[0][0]}: no flag of this command; expected {', '.join(_DEFAULTS)}=")
     if len(line.paths) != 2:
         raise UserError(
-            f"diff: {len(line.paths)} sides given; expected two runs or tables, such as gemmpipe diff shipped last"
+            f"diff: {counted(len(line.paths), 'side')} given; expected two runs or tables, such as "
+            f"gemmpipe diff shipped last"
         )
     rules = DiffRules(
         same_within_pct=_percent("same_within", given["same_within"]),

@@ -131,8 +131,10 @@ class TqdmBar(Display):
             return
         if self._bar is None:
             form = "{desc}: {percentage:3.0f} %|{bar}| {elapsed}{postfix}"
-            self._bar = tqdm(total=1.0, leave=False, dynamic_ncols=True, file=sys.stderr, bar_format=form)
-        self._bar.set_description_str(self._stage, refresh=False)
+            self._bar = tqdm(
+                total=1.0, desc=self._stage, leave=False, dynamic_ncols=True, file=sys.stderr, bar_format=form
+            )
+            self._bar.start_t -= time.monotonic() - progress.began  # it counts from the begin of the run
         self._bar.set_postfix_str(progress.left_text(time.monotonic()), refresh=False)
         self._bar.update(progress.share - self._bar.n)
 
@@ -225,7 +227,7 @@ def progress_text(progress: RunProgress, now: float, width: int, *, ascii_only: 
     text = Text(printable(title), style="bold cyan", no_wrap=True, overflow="ellipsis")
     if progress.share is not None and room >= _MIN_BAR and not progress.stopping:
         filled = round(room * min(1.0, max(0.0, progress.share)))
-        full, empty = ("#", "-") if ascii_only else ("━", "━")
+        full, empty = ("#", "-") if ascii_only else ("━", "─")  # they differ without colours, too
         text.append("  ").append(full * filled, "cyan").append(empty * (room - filled), "bright_black")
     text.append("  ").append(right, "default not bold")
     lines = [text]

@@ -10,10 +10,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gemmpipe.cli.folders import ConfigFolders
 from gemmpipe.cli.machine import machine_lines, warnings_of
 from gemmpipe.core.artifact import read_runs, sidecar_path
-from gemmpipe.core.data import Device
-from gemmpipe.core.errors import EnvironmentProblem, GemmpipeError
+from gemmpipe.core.data import Device, Problem
+from gemmpipe.core.errors import EnvironmentProblem, GemmpipeError, UserError
 from gemmpipe.core.events import Events, counted
 from gemmpipe.core.paths import shipped_tables, user_tables
 from gemmpipe.family import Family
@@ -44,14 +45,20 @@ def report_environment(plan: "Plan", events: Events) -> int:
     if all(device.kind == "cpu" for device in devices):
         events.emit("line", f"  no GPU: {_no_gpu_reason()}")
     output = Path(plan.output)
-    failures = _backend_failures(plan, devices[0])
+    try:
+        problems = plan.source.problems(plan.family, plan.defaults, devices[0].gfx)
+        failures = _backend_failures(plan, devices[0], problems[0])
+        backends = list(_backend_lines(failures, plan.family, devices[0]))
+        verdict = [_readiness(failures), f"next: {_next_command(plan, devices[0], failures)}"]
+    except UserError as error:
+        backends = [f"backends for {plan.family.name}: not checked without a problem: {error}"]
+        verdict = [f"next: {_command_with_problems(plan)}"]
     for line in (
         *machine_lines(devices, output),
-        *_backend_lines(failures, plan.family, devices[0]),
+        *backends,
         *_table_lines(plan.family, devices[0]),
         *(f"note: {warning}" for warning in warnings_of(devices, output)),
-        _readiness(failures),
-        f"next: {_next_command(plan, devices[0], failures)}",
+        *verdict,
     ):
         events.emit("line", line)
     return 0
@@ -87,10 +94,9 @@ def _no_gpu_reason() -> str:
     return f"torch {torch.__version__} is built for GPUs, but the driver reports none"
 
 
-def _backend_failures(plan: "Plan", device: Device) -> dict[str, list[str | None]]:
-    """By backend: per implementation the reason why no configuration fits the first problem, None if one does."""
-    problems = plan.source.problems(plan.family, plan.defaults, device.gfx)
-    spec = plan.family.spec(problems[0])
+def _backend_failures(plan: "Plan", device: Device, problem: Problem) -> dict[str, list[str | None]]:
+    """By backend: per implementation the reason why no configuration fits the problem, None if one does."""
+    spec = plan.family.spec(problem)
     found: dict[str, list[str | None]] = {}
     for name, backend in plan.backends.items():
         own = [
@@ -103,11 +109,12 @@ def _backend_failures(plan: "Plan", device: Device) -> dict[str, list[str | None
 def _backend_lines(failures: Mapping[str, list[str | None]], family: Family, device: Device) -> Iterator[str]:
     """One line per implementation of each backend."""
     yield f"backends for {family.name} on {device.gfx}"
+    width = max(map(len, failures), default=0)
     for name, reasons in failures.items():
         if not reasons:
-            yield f"  {name:<12} none: the family has no implementation of this kind"
+            yield f"  {name:<{width}} none: the family has no implementation of this kind"
         for reason in reasons:
-            yield f"  {name:<12} {'available' if reason is None else f'unavailable: {reason}'}"
+            yield f"  {name:<{width}} {'available' if reason is None else f'unavailable: {reason}'}"
 
 
 def _common_failure(candidates: CandidateFilter, space: Space) -> str | None:
@@ -160,6 +167,13 @@ def _next_command(plan: "Plan", device: Device, failures: Mapping[str, list[str 
         small = ["shapes=list", "shapes.items=[{M: [1, 64], N: 512, K: 1024}]"]
         typed += ["shapes=llama8b"] if device.kind != "cpu" else small
     return shlex.join(["gemmpipe", *typed])
+
+
+def _command_with_problems(plan: "Plan") -> str:
+    """`doctor` again, with a source of problems that is named after the family, if there is one."""
+    named = [name for name in ConfigFolders(config_dir=None).options["shapes"] if name.startswith(plan.family.name)]
+    typed = [each for each in plan.overrides if each.partition("=")[0] != "shapes" and not each.startswith("~")]
+    return shlex.join(["gemmpipe", "doctor", *typed, *(f"shapes={name}" for name in named[:1])])
 
 
 def _table_lines(family: Family, device: Device) -> Iterator[str]:

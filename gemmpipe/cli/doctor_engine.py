@@ -1,7 +1,10 @@
 """`gemmpipe doctor engine=vllm`: the kernel of each kind of layer, whether it reads tuned files, and what would win."""
 
+import difflib
 import os
+import re
 import shlex
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,12 +13,13 @@ from typing import TYPE_CHECKING
 from gemmpipe.cli import STDOUT, naming_write_errors
 from gemmpipe.cli.command_line import CommandLine
 from gemmpipe.cli.commands import options
-from gemmpipe.core.errors import EnvironmentProblem, UserError
+from gemmpipe.core.errors import EnvironmentProblem, UserError, printable, suggest
 from gemmpipe.core.events import counted
 from gemmpipe.core.paths import tables_variable
 from gemmpipe.core.shell import shell_quote
 from gemmpipe.engines.kernel_choice import (
     BLOCKS,
+    EXPERT_ARGUMENTS,
     EXPERTS_BLOCKS,
     EXPERTS_SIXTEEN,
     ROWS,
@@ -35,6 +39,8 @@ from gemmpipe.engines.packages import (
     package_folder,
     version_of_package,
 )
+from gemmpipe.report.lines import Line, fitted
+from gemmpipe.report.text_table import fold_width
 
 if TYPE_CHECKING:
     from gemmpipe.engines.server_log import ServerLog
@@ -54,8 +60,13 @@ reads tuned files; and, with run=, what the alternatives take and how to choose 
   version=0.33.0 the engine's version, where it is not installed in this Python
   package=DIR    the engine's package, where it is not installed in this Python
 """
-_DEPENDENCIES = ("deep_gemm", "vllm.third_party.deep_gemm", "flashinfer")
-"""Packages that an installation of an engine has by default."""
+_COMMON = ("sm_80", "sm_89", "sm_90", "sm_100", "sm_103", "sm_120")
+ARCHITECTURES = ("sm_70", "sm_75", *_COMMON, "sm_86", "sm_87", "sm_101", "sm_110", "sm_121")
+"""NVIDIA's architectures with tensor cores (compute capability 7.0 to 12.1)."""
+_MISSPELT = 0.88
+"""Likeness of two arguments of which one may be the other: less than --tensor-parallel-size and --expert-... have."""
+_AMD = re.compile(r"gfx\d{1,2}[0-9a-f]{2}")
+_VERSION = re.compile(r"v?\d+(\.\d+)*([.+-]?[a-z]\w*([.+]\w+)*)?")
 _OPTIONS = {"engine": "", "args": "", "log": "", "run": "", "target": "", "version": "", "package": ""}
 
 
@@ -67,6 +78,8 @@ class _Request:
     situation: Situation
     package: Path | None
     log: "ServerLog | None"
+    unread: tuple[str, ...]
+    """Arguments of `args=` that the rules do not depend on."""
     run: str
     config_dir: Path | None
 
@@ -76,7 +89,8 @@ def run(line: CommandLine) -> int:
     request = _request(line)
     with naming_write_errors(STDOUT):
         for text in _report(request):
-            print(text)
+            for part in fitted(Line(text=printable(text)), fold_width(sys.stdout)):
+                print(part.text)
     return 0
 
 
@@ -86,11 +100,14 @@ def _request(line: CommandLine) -> _Request:
     log = _log(given["log"], engine)
     package = _package(engine, given["package"])
     installed = version_of_package(package) if package is not None else installed_version(engine)
-    version = given["version"] or (log.version if log is not None else None) or installed
+    version = _version(given["version"]) or (log.version if log is not None else None) or installed
     choices = _choices(given["run"], line.config_dir)
-    flags = {**(log.flags if log is not None else {}), **_flags(given["args"])}
+    typed, rules = _flags(given["args"]), _rules(engine, version)
+    flags = {**(log.flags if log is not None else {}), **typed}
     situation = Situation(
-        gfx=given["target"] or (choices.device.gfx if choices is not None and choices.is_run else "") or _gfx(),
+        gfx=_target(given["target"])
+        or (choices.device.gfx if choices is not None and choices.is_run else "")
+        or _gfx(),
         flags=flags,
         variables=dict(os.environ),
         packages={} if installed_version(engine) else _assumed_packages(package),
@@ -98,13 +115,45 @@ def _request(line: CommandLine) -> _Request:
     return _Request(
         engine=engine,
         version=version,
-        rules=_rules(engine, version),
+        rules=rules,
         situation=situation,
         package=package,
         log=log,
+        unread=tuple(name for name in typed if name not in _arguments(rules)),
         run=given["run"],
         config_dir=line.config_dir,
     )
+
+
+def _target(given: str) -> str:
+    """The architecture that the user names. Raises UserError for one that does not exist."""
+    if not given or given in ARCHITECTURES or _AMD.fullmatch(given):
+        return given
+    known = f"expected an architecture such as {', '.join(_COMMON)}"
+    raise UserError(f"target: '{given}' is not known; {known}{suggest(given, ARCHITECTURES)}")
+
+
+def _version(given: str) -> str:
+    """The version that the user names, without a leading v. Raises UserError for a text that is none."""
+    if given and not _VERSION.fullmatch(given):
+        raise UserError(f"version: '{given}' given; expected numbers such as 0.33.0")
+    return given.removeprefix("v")
+
+
+def _arguments(rules: EngineRules) -> set[str]:
+    """The names of the server's arguments on which a choice depends."""
+    return {*EXPERT_ARGUMENTS, *(layer.flag.lstrip("-").replace("-", "_") for layer in rules.layers if layer.flag)}
+
+
+def _unread_line(request: _Request) -> str:
+    """The arguments without an effect on the choices, each with the name that may have been meant."""
+    known = [f"--{name.replace('_', '-')}" for name in sorted(_arguments(request.rules))]
+    texts = []
+    for name in request.unread:
+        flag = f"--{name.replace('_', '-')}"
+        near = difflib.get_close_matches(flag, known, n=1, cutoff=_MISSPELT)
+        texts.append(f"{flag} (did you mean '{near[0]}'?)" if near else flag)
+    return f"  no choice here depends on {', '.join(texts)}"
 
 
 def _log(path: str, engine: str) -> "ServerLog | None":
@@ -151,12 +200,14 @@ def _flags(text: str) -> dict[str, str]:
         raise UserError(f"args={text}: {error}; expected a server's arguments") from None
     found: dict[str, str] = {}
     name = ""
+    if words and not words[0].startswith("-"):
+        raise UserError(f"args: '{words[0]}' given first; expected arguments such as --linear-backend triton")
     for word in words:
         if word.startswith("-"):
             flag, bound, value = word.lstrip("-").partition("=")
             name = flag.replace("-", "_")
             found[name] = value if bound else "true"
-        elif name:
+        else:
             found[name] = word
     return found
 
@@ -194,6 +245,8 @@ def _report(request: _Request) -> Iterator[str]:
         return
     if request.package is None:
         yield f"  {title} is not installed in this Python: DeepGEMM and FlashInfer are assumed to be with it"
+    if request.unread:
+        yield _unread_line(request)
     for layer in rules.layers:
         yield from _layer_lines(layer, layer.chosen(request.situation), request.log)
     yield from _file_lines(request)
@@ -215,12 +268,12 @@ def _layer_lines(layer: LayerRules, choice: LayerChoice, log: "ServerLog | None"
         files = "reads tuned files" if rule.reads_files else "reads no tuned files"
         how = "the log's" if logged is not None else choice.note
         yield f"  {layer.kind:<22} {rule.title}: {files}" + (f" ({how})" if how else "")
-        yield f"  {'':<22}   {rule.name}, {rule.source}"
+        yield f"      {rule.name}, {rule.source}"
     for passed, reason in choice.passed_over if logged is None else ():
-        yield f"  {'':<22}   not {passed.title}: {reason}"
+        yield f"      not {passed.title}: {reason}"
     reader = next((each for each in layer.kernels if each.reads_files), None)
     if reader is not None and reader is not rule and (flags := layer.flags_for(reader)):
-        yield f"  {'':<22}   {reader.title}, which reads them: {' '.join(flags)}"
+        yield f"      {reader.title}, which reads them: {' '.join(flags)}"
 
 
 def _file_lines(request: _Request) -> Iterator[str]:

@@ -13,6 +13,8 @@ from gemmpipe.cli import tolerating_closed_pipes
 from gemmpipe.core.errors import EnvironmentProblem, GemmpipeError, UserError, printable, shortened
 from gemmpipe.core.renamed import take_notices
 from gemmpipe.family.guard import error_location
+from gemmpipe.report.lines import Line, fitted
+from gemmpipe.report.text_table import fold_width
 
 EXIT_INTERRUPTED = 130
 _MAX_LINE = 500
@@ -29,9 +31,15 @@ def report_error(error: GemmpipeError, cause: BaseException | None = None) -> in
     with tolerating_closed_pipes():
         _debug(cause or error)
         for notice in take_notices():
-            print(f"warning: {terminal_line(notice)}", file=sys.stderr)
-        print(f"gemmpipe: {terminal_line(str(error))}", file=sys.stderr, flush=True)
+            _print(f"warning: {terminal_line(notice)}")
+        _print(f"gemmpipe: {terminal_line(str(error))}")
     return error.exit_code
+
+
+def _print(text: str) -> None:
+    """Print one line; in a terminal in several, broken at blanks."""
+    for part in fitted(Line(text=text), fold_width(sys.stderr)):
+        print(part.text, file=sys.stderr, flush=True)
 
 
 def report_bug(error: Exception, config_dir: Path | None = None) -> int:

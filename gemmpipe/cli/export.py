@@ -1,5 +1,6 @@
 """`gemmpipe export`: a finished run's or a table's choices in the form of an engine, and how the engine uses them."""
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,7 @@ from gemmpipe.cli.command_line import CommandLine
 from gemmpipe.cli.commands import options
 from gemmpipe.core.errors import UserError, suggest_or_list
 from gemmpipe.core.events import Event, Events, counted
+from gemmpipe.core.files import read_cells
 from gemmpipe.core.paths import tables_variable
 from gemmpipe.core.shell import shell_join, shell_quote
 
@@ -147,14 +149,16 @@ def find_choices(place: str, config_dir: Path | None) -> "Choices":
 
 
 def _last_finished_run() -> Path:
-    """The newest run with selections; runs that only list problems or merge tables have none."""
+    """The newest run with a selection; runs that only list problems or merge tables, or that failed, have none."""
     from gemmpipe.core.paths import RUNS
     from gemmpipe.pipeline.export import SELECTIONS
 
     found = [*RUNS.glob(f"*/*/{SELECTIONS}"), *RUNS.glob(f"*/*/*/{SELECTIONS}")]
-    if not found:
+    newest = sorted(found, key=lambda path: path.stat().st_mtime_ns, reverse=True)
+    chosen = next((path for path in newest if len(list(itertools.islice(read_cells(path), 2))) > 1), None)
+    if chosen is None:
         raise UserError(f"last: no finished run under {RUNS}; expected the folder of a run, or a tuned table")
-    return max(found, key=lambda path: path.stat().st_mtime_ns).parent.absolute()
+    return chosen.parent.absolute()
 
 
 def _engine(request: _Request, choices: "Choices", events: Events) -> list[str]:

@@ -1,5 +1,8 @@
 """The text of `gemmpipe --help`."""
 
+import re
+from collections.abc import Iterator, Mapping
+
 import yaml
 
 from gemmpipe.cli.command_line import CommandLine, is_recipe
@@ -7,6 +10,8 @@ from gemmpipe.cli.commands import COMMANDS, load_command
 from gemmpipe.cli.folders import ConfigFolders, read_text, summary_line
 from gemmpipe.core.errors import UserError, suggest_or_list
 from gemmpipe.core.renamed import OPTIONS
+from gemmpipe.report.lines import wrapped
+from gemmpipe.report.text_table import MAX_WIDTH, terminal_width
 
 _HEAD = """gemmpipe: from a model and a kernel to tuned artifacts that inference engines load
 
@@ -27,19 +32,56 @@ _FLAGS = """flags
 
 Every value is an override: shapes.tp=4 'shapes.nsets=[1,64]' 'space.num_stages=[3,4]' stages.screen.keep=8
 Exit codes: 0 done, 1 a problem without a valid candidate (lint: an error in a file), 2 usage error,
-3 environment or device error, 130 interrupted
+  3 environment or device error, 130 interrupted
 """
 
 
-def help_text(folders: ConfigFolders) -> str:
-    """The help text, with all pipelines and options."""
-    pipelines = "\n".join(
-        f"  {name:<12} {summary_line(path)}" for name, path in folders.pipelines.items() if name not in COMMANDS
+_ENTRY = re.compile(r"  \S.*?   +(?=\S)")
+"""A command or a flag, up to its text."""
+
+
+def help_text(folders: ConfigFolders, width: int = MAX_WIDTH) -> str:
+    """The help text, with all pipelines and options, in lines of at most `width` characters."""
+    pipelines = {name: summary_line(path) for name, path in folders.pipelines.items() if name not in COMMANDS}
+    options = {group: ", ".join(names) for group, names in folders.options.items()}
+    sections = (
+        _HEAD.rstrip().splitlines(),
+        ["commands that read runs and files", *_entries(COMMANDS, width)],
+        ["pipelines", *_entries(pipelines, width)],
+        ["options (group=option)", *_entries(options, width)],
+        _FLAGS.rstrip().splitlines(),
     )
-    options = "\n".join(f"  {group:<12} {', '.join(names)}" for group, names in folders.options.items())
-    commands = "\n".join(f"  {name:<12} {text}" for name, text in COMMANDS.items())
-    head = f"{_HEAD}\ncommands that read runs and files\n{commands}"
-    return f"{head}\n\npipelines\n{pipelines}\n\noptions (group=option)\n{options}\n\n{_FLAGS}"
+    lines = [part for section in sections for text in (*section, "") for part in wrapped(text, width, _indent(text))]
+    return "\n".join(lines)
+
+
+def _entries(texts: Mapping[str, str], width: int) -> Iterator[str]:
+    """A name and its text per entry, the text in a column."""
+    for name, text in texts.items():
+        yield from wrapped(f"  {name:<12} {text}", width, " " * 15)
+
+
+def _indent(text: str) -> str:
+    """The indent of the second line of an entry of the help: its column of texts, or two more than its first line."""
+    column = _ENTRY.match(text)
+    return " " * (column.end() if column else len(text) - len(text.lstrip()) + 2)
+
+
+def reflowed(text: str, width: int) -> str:
+    """A help text of 120 columns in lines of at most `width`: paragraphs are joined, entries keep their columns."""
+    if width >= MAX_WIDTH:
+        return text
+    lines: list[str] = []
+    paragraph: list[str] = []
+    for line in [*text.splitlines(), ""]:
+        if line[:1].strip() and not line.startswith("gemmpipe "):
+            paragraph.append(line)
+            continue
+        if paragraph:
+            lines += wrapped(" ".join(paragraph), width, "")
+            paragraph = []
+        lines += wrapped(line, width, _indent(line))
+    return "\n".join(lines)
 
 
 def help_topics(line: CommandLine, folders: ConfigFolders) -> list[str]:
@@ -60,10 +102,11 @@ def topic_help(topic: str, folders: ConfigFolders) -> str:
     """
     group, name = _group_name(topic), topic.partition("=")[2]
     if topic in COMMANDS:
-        return load_command(topic).HELP
+        return reflowed(load_command(topic).HELP, terminal_width())
     if topic in folders.pipelines:
         more = f"gemmpipe {topic} --cfg job prints every key; gemmpipe --help lists pipelines, options and flags"
-        return f"# {folders.pipelines[topic]}\n{read_text(folders.pipelines[topic])}\n{more}"
+        engine = f"\n{reflowed(load_command('doctor_engine').HELP, terminal_width())}" if topic == "doctor" else ""
+        return f"# {folders.pipelines[topic]}\n{read_text(folders.pipelines[topic])}{engine}\n{more}"
     if group not in folders.options:
         known = suggest_or_list(group, [*folders.options, *folders.pipelines, *COMMANDS])
         raise UserError(f"--help {topic}: no such group of options, no pipeline and no command{known}")

@@ -46,7 +46,7 @@ def _non_name_override(overrides: Sequence[str], options: Mapping[str, Sequence[
         key, group = override_key(override), override_key(override).split("@")[0]
         if group in options and not is_text_or_list(override):
             value = override.partition("=")[2]
-            return f"{key}: no option '{value}'{suggest_or_list(value, options[group])}"
+            return f"{key}: no option '{value}'{suggest_or_list(value, options[group], f'gemmpipe --help {group}')}"
     return ""
 
 
@@ -72,7 +72,7 @@ def _unknown_option_override(overrides: Sequence[str], options: Mapping[str, Seq
             name = name.strip("\"' ")
             if group in options and re.fullmatch(r"[A-Za-z][\w.-]*", name) and name not in options[group]:
                 return (
-                    f"{group}: no option '{name}'{suggest_or_list(name, options[group])}"
+                    f"{group}: no option '{name}'{suggest_or_list(name, options[group], f'gemmpipe --help {group}')}"
                     if is_text_or_list(override)
                     else ""
                 )
@@ -111,7 +111,10 @@ def _missing_option(
     named = re.match(r"In '([^']+)'", str(error))
     where = f"{named[1]}.yaml: " if named and named[1] != "_base" else ""
     first = "" if where else _unknown_option_override(overrides, options)
-    return first or f"{where}{group}: no option '{name}'{suggest_or_list(name, options[group])}"
+    return (
+        first
+        or f"{where}{group}: no option '{name}'{suggest_or_list(name, options[group], f'gemmpipe --help {group}')}"
+    )
 
 
 def _wrong_key(cause: OmegaConfBaseException, options: Mapping[str, Sequence[str]]) -> str:

@@ -25,6 +25,8 @@ from gemmpipe.cli.help import help_text, help_topics, topic_help
 from gemmpipe.core.errors import EnvironmentProblem, GemmpipeError, UserError, printable, shortened
 from gemmpipe.core.paths import RUNS, is_in_runs_folder
 from gemmpipe.core.shell import shell_join
+from gemmpipe.report.lines import Line, folded
+from gemmpipe.report.text_table import fold_width, terminal_width
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -58,7 +60,9 @@ def _dispatch(argv: Sequence[str]) -> int:
     line = parse_command_line(argv)
     if not argv or line.has("--help"):
         folders = ConfigFolders(config_dir=line.config_dir)
-        text = "\n".join(topic_help(topic, folders) for topic in help_topics(line, folders)) or help_text(folders)
+        text = "\n".join(topic_help(topic, folders) for topic in help_topics(line, folders)) or help_text(
+            folders, terminal_width()
+        )
         with naming_write_errors(STDOUT):
             print(text)
         return 0
@@ -99,8 +103,11 @@ def _announce(line: CommandLine, request: "RunRequest") -> None:
         return
     shown = [override for override in request.overrides if not override.startswith("hydra.")]  # a resumed run's folder
     text = printable(shell_join([request.pipeline, *shown]))
+    announced = Line(text=shortened(f"gemmpipe {__version__}: {text}", _MAX_ANNOUNCED))
+    width = fold_width(sys.stdout)
     with tolerating_closed_pipes():
-        print(shortened(f"gemmpipe {__version__}: {text}", _MAX_ANNOUNCED), flush=True)
+        for part in [announced] if width is None else folded(announced, width):
+            print(part.text, flush=True)
 
 
 def _complete(line: CommandLine) -> int:

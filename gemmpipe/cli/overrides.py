@@ -24,8 +24,14 @@ _GROUP_OF_KEY = {"search.algorithm": "search", "stages.screen.timer": "timer", "
 _PATH_KEYS = ("path", "file", "output", "profile", "table", "reuse", "resume", "inputs")
 
 
+_PLAIN = re.compile(r"(?:\.{0,2}/)?[A-Za-z_][\w./-]*", re.ASCII)
+_NOT_TEXT = ("null", "true", "false", "nan", "inf")
+
+
 def quote(text: str) -> str:
-    """A text as one quoted value of Hydra's grammar."""
+    """A text as one value of Hydra's grammar, quoted unless it is a name or a path of letters."""
+    if _PLAIN.fullmatch(text) and text.lower() not in _NOT_TEXT:
+        return text
     escaped = re.sub(r'(?<!\\)(\\*)"', lambda match: match[1] * 2 + '\\"', text)
     tail = "\\" * (len(escaped) - len(escaped.rstrip("\\")))
     return f'"{escaped}{tail}"'
@@ -100,7 +106,8 @@ def check_group_overrides(overrides: Iterable[str], options: Mapping[str, Sequen
         key, _, value = override.partition("=")
         group = key.lstrip("+~").split("@")[0]
         if group in options and not set("[{") & set(value) and max(map(len, value.split(","))) > _MAX_NAME:
-            raise UserError(f"{group}: no option '{shortened(value)}'{suggest_or_list('', options[group])}")
+            hint = suggest_or_list("", options[group], f"gemmpipe --help {group}")
+            raise UserError(f"{group}: no option '{shortened(value)}'{hint}")
         if not value.startswith(("[", "choice")) and "[" not in value:  # parsing takes milliseconds
             continue
         if group not in options and not group.startswith(_HYDRA):

@@ -1,6 +1,5 @@
 """The terminal output of a run: its progress, lines, warnings."""
 
-import re
 import sys
 import time
 from dataclasses import replace
@@ -11,13 +10,12 @@ from gemmpipe.cli import tolerating_closed_pipes
 from gemmpipe.cli.display import display_for
 from gemmpipe.core.errors import printable, shortened
 from gemmpipe.core.events import Event
-from gemmpipe.report.lines import WARN, Line, folded
+from gemmpipe.report.lines import WARN, Line, fitted
 from gemmpipe.report.progress import RunProgress
-from gemmpipe.report.text_table import terminal_width
+from gemmpipe.report.text_table import fold_width
 
 _MAX_LINE = 500
 """Characters of a warning; the limit of errors as well."""
-_COMMAND = re.compile(r"(^|: |\")(gemmpipe|export) \S")
 _KINDS_OF_PROGRESS = ("step", "stage", "progress")
 
 
@@ -63,11 +61,8 @@ class Terminal:
 
     def _print(self, line: Line, *, error: bool = False) -> None:
         stream = sys.stderr if error else sys.stdout
-        text = printable(line.text)  # may include names from untrusted tables and files
-        shown = replace(line, text=text)  # of the same length
-        # Without a terminal lines stay whole: programs search them one by one. Commands are to be copied.
-        fits = not stream.isatty() or _COMMAND.search(text)
-        for part in [shown] if fits else folded(shown, terminal_width()):
+        shown = replace(line, text=printable(line.text))  # it may include names from untrusted tables and files
+        for part in fitted(shown, fold_width(stream)):
             self._display.print(part, stream)
 
 

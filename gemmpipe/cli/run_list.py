@@ -11,14 +11,15 @@ from gemmpipe.cli.commands import options
 from gemmpipe.core.errors import UserError, printable, suggest_or_list
 from gemmpipe.core.paths import RUNS
 from gemmpipe.core.units import duration_text
-from gemmpipe.report.run_folder import RunFolder, describe_run, groups, run_folders
+from gemmpipe.report.run_folder import FINISHED, SELECTIONS, RunFolder, describe_run, groups, run_folders
 from gemmpipe.report.text_table import Column, aligned, terminal_width
 
 HELP = """gemmpipe runs [n=20] [pipeline=NAME] [json=true]
 
 Lists the runs under outputs/runs of this folder, newest first; the runs of a sweep stand together. `problems` counts
-solved problems of all. A state is finished, interrupted (Ctrl-C or a signal), running (a process writes its journal) or
-killed (its process ended without a manifest): resume=FOLDER continues the last two kinds.
+solved problems of all, or those that were tuned already (reused) where nothing had to be timed. A state is finished,
+interrupted (Ctrl-C or a signal), running (a process writes its journal) or killed (its process ended without a
+manifest): resume=FOLDER continues the last two kinds.
 
   n=20            the number of runs to list; 0 for all
   pipeline=tune   the runs of one pipeline only
@@ -112,4 +113,8 @@ def _columns(names: Sequence[str], runs: Sequence[RunFolder | None]) -> list[Col
 
 
 def _problems(run: RunFolder) -> str:
+    if run.reused:
+        return f"{run.reused:,} reused"
+    if run.state == FINISHED and not (run.folder / SELECTIONS).is_file():
+        return f"{run.problems:,}" if run.problems else ""  # it chooses nothing: capture, compare, verify
     return f"{run.solved:,}/{run.problems:,}" if run.problems else ""

@@ -3,6 +3,7 @@
 Jobs that a launcher runs in other processes print their own headers; the table has the jobs of this process.
 """
 
+import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -12,8 +13,10 @@ from typing import Any
 from gemmpipe.cli import tolerating_closed_pipes
 from gemmpipe.core.errors import UserError, printable
 from gemmpipe.core.files import read_object
+from gemmpipe.core.shell import shell_join
 from gemmpipe.core.units import MISSING, duration_text, speedup_text
-from gemmpipe.report.text_table import Column, aligned, terminal_width
+from gemmpipe.report.lines import Line, folded
+from gemmpipe.report.text_table import Column, aligned, fold_width, terminal_width
 
 _MAX_MANIFEST_BYTES = 50_000_000
 
@@ -28,8 +31,8 @@ class SweepJob:
 
     @property
     def header(self) -> str:
-        """`job 1: kernel=a16w16 search=halving`."""
-        return f"job {self.number}: {' '.join(self.overrides)}"
+        """`job 1: kernel=a16w16 search=halving`, quoted for a shell."""
+        return f"job {self.number}: {shell_join(self.overrides)}"
 
 
 def begin_job() -> SweepJob:
@@ -42,8 +45,9 @@ def begin_job() -> SweepJob:
         overrides=tuple(str(each) for each in config.overrides.task),
         folder=Path(config.runtime.output_dir),
     )
+    header, width = Line(text=printable(job.header)), fold_width(sys.stdout)
     with tolerating_closed_pipes():
-        print(f"\n{printable(job.header)}", flush=True)
+        print("", *(part.text for part in ([header] if width is None else folded(header, width))), sep="\n", flush=True)
     return job
 
 

@@ -7,7 +7,7 @@ GemmpipeError
 """
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 MAX_PROCESSES = 4096
 """More than any machine has cores; a larger number of processes makes the machine unusable."""
@@ -20,7 +20,7 @@ _MAX_LENGTH = 60
 _MAX_QUOTED = 200
 """Characters of a cell or a value in a message; cells are unbounded."""
 _ELLIPSIS = " ... "
-_MAX_LISTED = 240  # characters of a longer list that is shown whole
+_MAX_LISTED = 100  # characters of a list of names
 _SHORT_WORD = 3  # words of this length are similar by chance, like 'gpu' and 'cpu'
 
 
@@ -46,16 +46,28 @@ class EnvironmentProblem(GemmpipeError):
     exit_code = 3
 
 
-def suggest_or_list(word: str, known: Iterable[str]) -> str:
-    """The clause "; did you mean 'x'?" with the nearest known word, or a list of the known words."""
+def suggest_or_list(word: str, known: Iterable[str], where: str = "") -> str:
+    """The clause "; did you mean 'x'?" with the nearest known word, or a list of the known words.
+
+    `where`: the command that lists all of them, named where they do not fit.
+    """
     names = sorted(set(known))
+    listed = _listed(names, where)
     if close := suggest(word, names):
         sure = len(word) > _SHORT_WORD or len(names) > _MAX_SHOWN
-        return close if sure else f"{close} known: {', '.join(names)}"
-    listed = ", ".join(names)
-    if len(names) > _MAX_SHOWN and len(listed) > _MAX_LISTED:
-        listed = ", ".join(names[:_MAX_SHOWN]) + ", ..."
+        return close if sure else f"{close} known: {listed}"
     return f"; known: {listed}" if names else ""
+
+
+def _listed(names: Sequence[str], where: str) -> str:
+    """The names, as many as fit into a line after the message itself, with the number of the others."""
+    text = ", ".join(names)
+    if len(text) <= _MAX_LISTED:
+        return text
+    shown = list(names)
+    while len(", ".join(shown)) > _MAX_LISTED and len(shown) > 1:
+        shown.pop()
+    return f"{', '.join(shown)} and {len(names) - len(shown)} more{f' ({where})' if where else ''}"
 
 
 def suggest(word: str, known: Iterable[str]) -> str:

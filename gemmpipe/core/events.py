@@ -27,6 +27,8 @@ class Event:
     """With `line`: (start, end, style) of parts of the text; a terminal chooses their colours."""
     is_whole: bool = False
     """With `line`: True for a command to copy, which is not folded."""
+    left_s: float | None = None
+    """With `progress`: the seconds until the end of the run, where a budget ends it; None: as the work lets expect."""
     rest_s: float = 0.0
     """With `step`: the expected seconds of the stages that follow with the same problems."""
     later: float = 0.0
@@ -48,13 +50,23 @@ class Events:
         total: int = 0,
         unit: str = "",
         share: float | None = None,
+        left_s: float | None = None,
         rest_s: float = 0.0,
         later: float = 0.0,
     ) -> None:
         """Pass an event to every listener."""
-        self.send(
-            Event(kind=kind, text=text, done=done, total=total, unit=unit, share=share, rest_s=rest_s, later=later)
+        event = Event(
+            kind=kind,
+            text=text,
+            done=done,
+            total=total,
+            unit=unit,
+            share=share,
+            left_s=left_s,
+            rest_s=rest_s,
+            later=later,
         )
+        self.send(event)
 
     def send(self, event: Event) -> None:
         """Pass this event to every listener."""

@@ -13,6 +13,8 @@ BLOCKS, ROWS, SIXTEEN, EXPERTS_BLOCKS, EXPERTS_SIXTEEN = (
 )
 KINDS = (BLOCKS, ROWS, SIXTEEN, EXPERTS_BLOCKS, EXPERTS_SIXTEEN)
 """The kinds of layers."""
+EXPERT_ARGUMENTS = ("ep_size", "expert_parallel_size", "enable_expert_parallel", "moe_a2a_backend")
+"""Arguments of servers, by name, that choices of kernels for experts depend on besides the backends' flags."""
 _FALSE = ("", "0", "false", "no", "off")
 
 

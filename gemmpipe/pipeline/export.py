@@ -17,6 +17,7 @@ from gemmpipe.family import Family, load_family, shipped_families
 from gemmpipe.formats import Format, Target
 from gemmpipe.formats.native import NativeCsv
 from gemmpipe.pipeline.manifest import device_of
+from gemmpipe.report.run_folder import nothing_timed
 from gemmpipe.stages.load import selections_frame
 from gemmpipe.tables.file_names import family_of_file_name
 from gemmpipe.tables.merge import REPLAYED
@@ -73,6 +74,8 @@ def choices_of_run(folder: Path, families: Collection[str]) -> Choices:
 
     for name in (journal.NAME, MANIFEST, SELECTIONS):
         if not (folder / name).is_file():
+            if reason := nothing_timed(folder):
+                raise UserError(f"{folder}: {reason}")
             hint = f"; 'gemmpipe resume={folder}' continues it" if (folder / journal.NAME).is_file() else ""
             raise UserError(f"{folder}: no {name} there, expected the folder of a finished run{hint}")
     manifest = read_object(folder / MANIFEST, _MAX_MANIFEST_BYTES)

@@ -4,19 +4,25 @@ import datetime
 import json
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from contextlib import suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gemmpipe import __version__
 from gemmpipe.core import device as devices_of
 from gemmpipe.core.data import Device, Scalar
+from gemmpipe.core.errors import UserError
 from gemmpipe.core.files import is_formula
 from gemmpipe.core.nvml import conditions
 from gemmpipe.core.paths import write_atomic
 from gemmpipe.executors import Usage
 from gemmpipe.report.results import product_results, run_figures
+from gemmpipe.report.run_folder import REUSED, read_manifest
+from gemmpipe.stages.history import native_tables
 from gemmpipe.stages.workload import saving
+from gemmpipe.tables import store
+from gemmpipe.tables.merge import row_key
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -56,6 +62,13 @@ def provenance(plan: "Plan", device: Device) -> dict[str, "Scalar | Mapping[str,
     }
 
 
+def has_finished(run_dir: Path) -> bool:
+    """True if a session of this run ended with all problems solved."""
+    with suppress(UserError):
+        return read_manifest(run_dir).get("exit_code") == 0
+    return False
+
+
 def write_tables(plan: "Plan", tables: "Mapping[str, pd.DataFrame]") -> None:
     """Write the run's tables as CSV, and with `profile=` the trials of every candidate."""
     for name, frame in tables.items():
@@ -87,6 +100,35 @@ def _as_text(value: object) -> object:
     return f"'{value}" if isinstance(value, str) and is_formula(value) else value
 
 
+@dataclass(frozen=True, kw_only=True)
+class Reused:
+    """The rows of a tuned table for all problems of a run."""
+
+    table: Path
+    rows: "pd.DataFrame"
+
+    def as_object(self) -> dict[str, object]:
+        """The entry of the manifest: the table, the number of its rows, and the runs that timed them."""
+        runs = dict.fromkeys(str(each) for each in self.rows.get("run_id", ()) if each == each and each)
+        return {"table": str(self.table), "problems": len(self.rows), "runs": list(runs)}
+
+
+def reused_rows(plan: "Plan", context: "Context") -> Reused | None:
+    """The rows of the output's table, where a run that selects had nothing to tune; None for any other run."""
+    import pandas as pd
+
+    if "select" not in plan.chain or not context.already_tuned or context.problems:
+        return None
+    device = (context.device.gfx, context.device.cu_num)
+    wanted = {(*device, *(value for _, value in problem.key)) for problem in context.already_tuned}
+    for path in native_tables(plan.family, context.output, plan.formats.values()):
+        rows = store.read(path, plan.family) if path.is_file() else []
+        found = [row for row in rows if row_key(row, plan.family) in wanted]
+        if found:
+            return Reused(table=path, rows=pd.DataFrame(found))
+    return None
+
+
 def _figures(plan: "Plan", tables: "Mapping[str, pd.DataFrame]") -> dict[str, object] | None:
     """The figures of the run's own selections; None for a run that selected nothing."""
     if "select" not in plan.chain or "selections" not in tables or not len(tables["selections"]):
@@ -102,7 +144,12 @@ def write(
     wall_s: float,
     code: int,
 ) -> None:
-    """Write manifest.json: configuration, versions, time per resource, artifacts, exit code."""
+    """Write manifest.json: configuration, versions, time per resource, artifacts, exit code.
+
+    Where nothing had to be timed it names the table with the choices, whose rows are written to reused.csv.
+    """
+    if (reused := reused_rows(plan, context)) is not None:
+        write_atomic(plan.run_dir / REUSED, table_text(reused.rows))
     content = {
         "gemmpipe": __version__,
         "pipeline": plan.pipeline,
@@ -127,6 +174,7 @@ def write(
         "left": context.left,
         "workload": asdict(found) if "selections" in tables and (found := saving(tables["selections"])) else None,
         "figures": _figures(plan, tables),
+        "reused": reused.as_object() if reused is not None else None,
         "files": tables["artifacts"]["file"].tolist() if "artifacts" in tables else [],
     }
     write_atomic(plan.run_dir / "manifest.json", json.dumps(content, indent=2, default=str) + "\n")

@@ -16,6 +16,7 @@ from gemmpipe.family.space import Space
 from gemmpipe.formats import Format
 from gemmpipe.journal import Record
 from gemmpipe.listeners import Listener
+from gemmpipe.report.run_folder import nothing_timed
 from gemmpipe.search import Search
 from gemmpipe.sources import Source
 from gemmpipe.stages import EngineTarget, Stage
@@ -88,7 +89,9 @@ def check_chain(plan: Plan, reused: Record | None) -> None:
         raise UserError("chain: empty, expected stages such as [capture,screen,bench,select,merge]")
     have: set[str] = {"problems"} if reused else set()
     if reused and not reused.problems:
-        raise UserError(f"reuse: {plan.reuse}: no journal with problems there; expected the folder of an earlier run")
+        reason = nothing_timed(Path(str(plan.reuse)))
+        reason = reason or "no journal with problems there; expected the folder of an earlier run"
+        raise UserError(f"reuse: {plan.reuse}: {reason}")
     if reused and reused.count:
         have.add("trials")
     for current in plan.chain:

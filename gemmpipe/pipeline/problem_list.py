@@ -1,15 +1,17 @@
-"""The end of a run that only lists problems: the first of them, their file, and the command that tunes them."""
+"""The end of a run that only lists problems: the problems or products, their file, and the command that tunes them."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from gemmpipe.core.data import Problem
 from gemmpipe.core.shell import shell_join
-from gemmpipe.core.units import count_text
+from gemmpipe.core.units import count_text, ranges_text
 from gemmpipe.stages.rows import problems_of
 
 if TYPE_CHECKING:
     import pandas as pd
 
+    from gemmpipe.family import Family
     from gemmpipe.pipeline.plan import Plan
 
 _MAX_ROWS = 10
@@ -23,7 +25,10 @@ def lists_only(plan: "Plan") -> bool:
 
 
 def problem_lines(plan: "Plan", frame: "pd.DataFrame") -> Iterator[str]:
-    """The first problems as aligned columns (key columns that differ, calls, layer), and where all of them are."""
+    """The problems as aligned columns (key columns that differ, calls, layer), and where all of them are.
+
+    Many problems are listed by product, with their Ms and the calls of each.
+    """
     if not len(frame):
         return
     problems = problems_of(plan.family, frame)
@@ -33,19 +38,31 @@ def problem_lines(plan: "Plan", frame: "pd.DataFrame") -> Iterator[str]:
         for i, name in enumerate(names)
         if i < len("MNK") or len({problem.key[i][1] for problem in problems}) > 1  # sizes, and what distinguishes rows
     ]
-    rows = [[*shown, "calls", "layer"]]
-    for problem in problems[:_MAX_ROWS]:
-        key = dict(problem.key)
-        layer = problem.layer or ""
-        short = layer if len(layer) <= _MAX_LAYER else f"...{layer[-_MAX_LAYER:]}"
-        rows.append([*(str(key[name]) for name in shown), f"{problem.weight:g}", short])
+    groups = [[problem] for problem in problems]
+    if len(problems) > _MAX_ROWS:
+        by_product: dict[object, list[Problem]] = {}
+        for problem in problems:
+            by_product.setdefault((problem.shape_group, problem.layer), []).append(problem)
+        groups = list(by_product.values())
+    rows = [[*shown, "calls", "layer"], *(_cells(group, shown, plan.family) for group in groups[:_MAX_ROWS])]
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     for row in rows:
         numbers = "  ".join(cell.rjust(width) for cell, width in zip(row[:-1], widths[:-1], strict=True))
         yield f"  {numbers}  {row[-1]}".rstrip()
-    if len(problems) > _MAX_ROWS:
-        yield f"  ... and {count_text(len(problems) - _MAX_ROWS)} more"
+    if len(groups) > _MAX_ROWS:
+        yield f"  ... and {count_text(len(groups) - _MAX_ROWS)} more"
     path = plan.run_dir / "problems.csv"
     yield f"problems  {path}"
     kernel = next((o for o in plan.overrides if o.startswith("kernel=")), f"kernel={plan.family.name}")
     yield "tune them with: " + shell_join(["gemmpipe", kernel, "shapes=csv", f"shapes.path={path}"])
+
+
+def _cells(problems: Sequence[Problem], shown: Sequence[str], family: "Family") -> list[str]:
+    """The cells of problems that differ in M alone."""
+    key = dict(problems[0].key)
+    rows = ranges_text([p.rows for p in problems]) if len(problems) > 1 else str(problems[0].rows)
+    layer = problems[0].layer or ""
+    short = layer if len(layer) <= _MAX_LAYER else f"...{layer[-_MAX_LAYER:]}"
+    cells = [rows if name == family.rows_column else str(key[name]) for name in shown]
+    least, most = min(p.weight for p in problems), max(p.weight for p in problems)
+    return [*cells, f"{least:g}" if least == most else f"{least:g} to {most:g}", short]

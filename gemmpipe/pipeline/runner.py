@@ -266,7 +266,8 @@ def _recorded_trials(plan: Plan, reused: Record | None, events: Events) -> Recor
     _warn_unreadable(plan.run_dir, record, events)
     if record.count > before:
         own = record.count - before
-        events.emit("line", f"resuming: {own:,} finished trials in {plan.run_dir / journals.NAME}")
+        ended = "; the run had finished" if manifest.has_finished(plan.run_dir) else ""
+        events.emit("line", f"resuming: {own:,} finished trials in {plan.run_dir / journals.NAME}{ended}")
     return record
 
 
@@ -283,6 +284,7 @@ def _with_devices(
     """Start the workers, unless no stage needs them or there are no problems; they end with the stack."""
     if not any(plan.stages[name].uses_device for name in plan.chain) or not len(tables["problems"]):
         return context
+    context.events.emit("progress", "starting workers")
     engines = [engine for form in context.engine_targets if (engine := form.format.engine()) is not None]
     backends = cast("tuple[Backend, ...]", (*plan.backends.values(), *engines))
     with context.time_account.timed("start"):

@@ -5,21 +5,26 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gemmpipe.core.events import Event, counted
-from gemmpipe.core.paths import is_in_runs_folder, shipped_tables, tables_variable
+from gemmpipe.core.paths import RUNS, is_in_runs_folder, shipped_tables, tables_variable
 from gemmpipe.core.shell import shell_join, shell_quote
 from gemmpipe.core.signals import Interrupted
 from gemmpipe.core.units import duration_text, time_text
 from gemmpipe.executors import Usage
-from gemmpipe.report.lines import Line
+from gemmpipe.pipeline.manifest import Reused, reused_rows
+from gemmpipe.report.lines import Line, folded
 from gemmpipe.report.results import product_results, run_figures
-from gemmpipe.report.screen import RunFacts, choice_lines, command_lines, screen_lines
+from gemmpipe.report.screen import (
+    RunFacts,
+    choice_lines,
+    command_lines,
+    memory_option_lines,
+    screen_lines,
+    see_lines,
+)
 from gemmpipe.report.text_table import terminal_width
 from gemmpipe.stages.history import native_tables
-from gemmpipe.stages.memory_options import option_lines
 from gemmpipe.stages.rows import undecided_line
 from gemmpipe.stages.workload import saving
-from gemmpipe.tables import store
-from gemmpipe.tables.merge import row_key
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -30,6 +35,8 @@ if TYPE_CHECKING:
 
 _ENGINES = ("vllm", "sglang")
 """Formats that `gemmpipe export` writes for an engine."""
+_PARTS_OF_RUN = 2
+"""A run's folder is PIPELINE/TIME in the folder of runs; a sweep has its jobs one level below."""
 _MIN_SHOWN_S = 0.05
 """Times have one decimal: less is 0.0."""
 
@@ -49,7 +56,8 @@ def report_run(
     `stopped_early`: the run ended before its last problem.
     """
     emit = context.events.emit
-    chosen, reused = _chosen(plan, tables, context)
+    reused = reused_rows(plan, context)
+    chosen = _chosen(plan, tables, reused)
     has_choices = chosen is not None and len(chosen) > 0
     ended = f"{'stopped after' if stopped_early else 'done in'} {duration_text(wall_s)}"
     if chosen is not None and has_choices:
@@ -72,16 +80,38 @@ def report_run(
     for path in written:
         _emit_whole(context, use_line(plan.family, path.resolve()))
     if has_choices:
-        for each in _next_commands(plan, context, written):
+        for each in _next_commands(plan, context, written, reused):
+            _send(context, each)
+    elif "select" in plan.chain and context.unsolved:
+        for each in see_lines([f"gemmpipe show {_run_name(plan.run_dir)}", _doctor_line(plan)], terminal_width()):
             _send(context, each)
 
 
-def _next_commands(plan: "Plan", context: "Context", written: Sequence[Path]) -> list[Line]:
-    """The commands that apply: exports need an engine's format or a GPU's table, and the shipped tables are a GPU's."""
+def _run_name(run_dir: Path) -> str:
+    """How a user names this run in the next commands: `last`, unless it is one of a sweep or lies elsewhere."""
+    folder = run_dir.resolve()
+    if is_in_runs_folder(run_dir) and len(folder.relative_to(RUNS.resolve()).parts) == _PARTS_OF_RUN:
+        return "last"
+    here = Path.cwd()
+    return shell_quote(str(folder.relative_to(here) if folder.is_relative_to(here) else folder))
+
+
+def _doctor_line(plan: "Plan") -> str:
+    return shell_join(["gemmpipe", "doctor", f"kernel={plan.family.name}"])
+
+
+def _next_commands(plan: "Plan", context: "Context", written: Sequence[Path], reused: Reused | None) -> list[Line]:
+    """The commands that apply: exports need an engine's format or a GPU's table, and the shipped tables are a GPU's.
+
+    Rows that an earlier run timed are in its table, from which no form of an engine is written.
+    """
+    if reused is not None:
+        return command_lines(shell_quote(str(reused.table)), terminal_width())
     on_gpu = context.device.kind != "cpu"
     engines = [name for name in plan.formats if name in _ENGINES]
     exports = [*engines, *(["plugin"] if on_gpu and written else [])] if written or engines else []
-    return command_lines(exports=exports, shipped=on_gpu and (shipped_tables() / plan.family.csv_name).is_file())
+    shipped = on_gpu and (shipped_tables() / plan.family.csv_name).is_file()
+    return command_lines(_run_name(plan.run_dir), terminal_width(), exports=exports, shipped=shipped)
 
 
 def resume_line(run_dir: Path, python_path: Sequence[str]) -> str:
@@ -98,37 +128,14 @@ def use_line(family: "Family", table: Path) -> str:
     return f"export {variable}={shell_quote(str(table))}"
 
 
-def _chosen(
-    plan: "Plan", tables: "Mapping[str, pd.DataFrame]", context: "Context"
-) -> "tuple[pd.DataFrame | None, str]":
-    """The choices to show: those of this run; where all problems are tuned already, those of the output's table.
-
-    Also the table that they are from, if they are not this run's.
-    """
+def _chosen(plan: "Plan", tables: "Mapping[str, pd.DataFrame]", reused: Reused | None) -> "pd.DataFrame | None":
+    """The choices to show: those of this run; where all problems are tuned already, those of the output's table."""
     if "select" not in plan.chain:
-        return None, ""  # selections were read from tables
-    if "selections" in tables and (len(tables["selections"]) or not context.already_tuned):
-        return tables["selections"], ""
-    if not context.already_tuned or context.problems:
-        return None, ""
-    return _recorded(plan, context)
+        return None  # selections were read from tables
+    return reused.rows if reused is not None else tables.get("selections")
 
 
-def _recorded(plan: "Plan", context: "Context") -> "tuple[pd.DataFrame | None, str]":
-    """The rows of the output's tables for the problems that are tuned already."""
-    import pandas as pd
-
-    device = (context.device.gfx, context.device.cu_num)
-    wanted = {(*device, *(value for _, value in problem.key)) for problem in context.already_tuned}
-    for path in native_tables(plan.family, context.output, plan.formats.values()):
-        rows = store.read(path, plan.family) if path.is_file() else []
-        found = [row for row in rows if row_key(row, plan.family) in wanted]
-        if found:
-            return pd.DataFrame(found), str(path)
-    return None, ""
-
-
-def _emit_screen(plan: "Plan", chosen: "pd.DataFrame", context: "Context", ended: str, reused: str) -> None:
+def _emit_screen(plan: "Plan", chosen: "pd.DataFrame", context: "Context", ended: str, reused: Reused | None) -> None:
     """Emit the table of choices and the last screen."""
     products = product_results(chosen, plan.family, plan.rooflines)
     for text in choice_lines(products, plan.family, terminal_width(), full=plan.verbose):
@@ -136,18 +143,19 @@ def _emit_screen(plan: "Plan", chosen: "pd.DataFrame", context: "Context", ended
     typed = [each for each in plan.overrides if each.startswith("shapes=")]
     facts = RunFacts(
         kernel=plan.family.name,
-        shapes=typed[-1].removeprefix("shapes=") if typed else "",
+        shapes=typed[-1].removeprefix("shapes=").strip("\"'") if typed else "",
         device=context.device.name,
         problems=len(context.already_tuned) if reused else len(context.problems),
         duration=ended,
-        reused=reused,
+        reused=str(reused.table) if reused is not None else "",
         unsolved=context.unsolved,
     )
     context.events.emit("line", "")
     for each in screen_lines(facts, run_figures(products), products, plan.family):
-        _send(context, each)
+        for part in folded(each, terminal_width()):  # also without a terminal: a mail or a log shows 120 columns
+            _send(context, part)
     if reused:
-        context.events.emit("line", f"reused {reused}; nothing was timed: retune=true tunes these problems again")
+        context.events.emit("line", f"reused {reused.table}; nothing was timed: retune=true tunes these problems again")
 
 
 def _send(context: "Context", line: Line) -> None:
@@ -168,7 +176,8 @@ def _further_lines(plan: "Plan", tables: "Mapping[str, pd.DataFrame]", context: 
         yield undecided_line(context.undecided, context.search)
     yield from context.final_lines
     if "memory_options" in tables:
-        yield from option_lines(tables["memory_options"], int((tables["selections"]["format"] == "").sum()))
+        solved = int((tables["selections"]["format"] == "").sum())
+        yield from memory_option_lines(tables["memory_options"], solved, terminal_width())
 
 
 def saving_lines(selections: "pd.DataFrame") -> list[str]:

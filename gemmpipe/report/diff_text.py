@@ -9,6 +9,7 @@ from gemmpipe.core.events import counted
 from gemmpipe.core.units import speedup_text, time_text
 from gemmpipe.report.choices import Choice, ChoiceTable
 from gemmpipe.report.diff import FASTER, SLOWER, UNSURE, VERDICTS, Difference, Pair
+from gemmpipe.report.lines import wrapped
 from gemmpipe.report.results import spread
 from gemmpipe.report.text_table import Column, aligned, cut, escape_markdown, markdown
 
@@ -24,6 +25,7 @@ _KNOB_MARKS = {
     "num_stages": " s",
 }
 _SHOWN_REASONS = 3
+_LARGE_CHANGE = 10
 
 
 def text_lines(found: Difference, width: int, most: int) -> list[str]:
@@ -32,9 +34,9 @@ def text_lines(found: Difference, width: int, most: int) -> list[str]:
         cut(f"A (before)  {side_text(found.before)}", width),
         cut(f"B (after)   {side_text(found.after)}", width),
         "",
-        summary_line(found),
+        *wrapped(summary_line(found), width, "  "),
     ]
-    lines += [cut(text, width) for text in note_lines(found)]
+    lines += [part for text in note_lines(found) for part in wrapped(text, width, "  ")]
     if found.pairs:
         lines += ["", *aligned(regime_columns(found), width)]
     changed = changed_pairs(found)
@@ -80,6 +82,10 @@ def note_lines(found: Difference) -> list[str]:
     across = Counter(reason for pair in found.pairs if (reason := _difference_of(pair.before, pair.after)))
     for reason, count in across.most_common(_SHOWN_REASONS):
         notes.append(f"warning: {counted(count, 'product')} compared across {reason}")
+    if not found.pairs and not found.not_compared and (found.new or found.lost):
+        devices = [", ".join(side.devices) for side in (found.before, found.after)]
+        of = f" ({devices[0]}; {devices[1]})" if devices[0] != devices[1] else ""
+        notes.append(f"the sides have no product in common{of}")
     unchanged = spread(1 / pair.ratio for pair in found.pairs if not pair.changed_winner)
     if unchanged is not None and found.changed_winners:
         text = f"{counted(unchanged.count, 'product')} with the same winner: geomean {unchanged.mean:.3f}x"
@@ -128,8 +134,8 @@ def regime_columns(found: Difference) -> list[Column]:
 
 
 def _change_text(speedup: float) -> str:
-    """`1.034x`: three decimals, since changes between runs are of percents."""
-    return f"{speedup:.3f}x"
+    """`1.034x`: three decimals, since changes between runs are of percents; of large ones three digits."""
+    return f"{speedup:.3f}x" if speedup < _LARGE_CHANGE else speedup_text(speedup)
 
 
 def pair_columns(pairs: Sequence[Pair]) -> list[Column]:

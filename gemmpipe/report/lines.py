@@ -3,14 +3,17 @@
 Styles are names of meanings; a terminal chooses colours for them, and other output has the bare text.
 """
 
+import re
 import textwrap
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 GOOD, BAD, WARN, DIM, HEAD, KEY = "good", "bad", "warn", "dim", "head", "key"
 """Better than its rival, worse, to be looked at, of less interest, a heading, a name or a command."""
 _INDENT = "  "
 _CUT = "..."
+_COMMAND = re.compile(r"(^|: |[\"'])(gemmpipe|export) \S")
+"""A command to copy, which a line break would split."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,6 +57,15 @@ def folded(line: Line, width: int) -> list[Line]:
         while start < len(line.text) and line.text[start] == " ":
             start += 1
     return parts
+
+
+def fitted(line: Line, width: int | None) -> list[Line]:
+    """The line as it is shown: folded to a terminal's width, whole where it has a command, and without a terminal.
+
+    `width`: None without a terminal, since programs search such lines one by one. Blanks at the end are left out.
+    """
+    line = replace(line, text=line.text.rstrip())
+    return [line] if width is None or _COMMAND.search(line.text) else folded(line, width)
 
 
 def _break(text: str, start: int, room: int) -> int:

@@ -57,6 +57,8 @@ class RunProgress:
         self._expected_end: float | None = None
         """When the run ends, as estimated when the stage began."""
         self._remaining: RemainingTime | None = None
+        self._budget_ends: float | None = None
+        """When a budget ends the run; None where the work decides."""
 
     def take(self, event: Event, now: float) -> None:
         """Take an event; kinds without progress change nothing."""
@@ -72,6 +74,7 @@ class RunProgress:
         elif event.kind == "progress":
             self.done, self.total = event.done, event.total or self.total
             self.note = event.text
+            self._budget_ends = now + event.left_s if event.left_s is not None else None
             self.share = event.share if event.share is not None else self.done / self.total if self.total else None
             if self._remaining is not None and self.share is not None:
                 self._remaining.take(self.share, now)
@@ -83,12 +86,14 @@ class RunProgress:
         self._expected_end = now + left_s if left_s is not None else None
         self.stage, self.stage_began = stage, now
         self.done, self.total, self.unit, self.share, self.note = 0, 0, "", None, ""
-        self._remaining = None
+        self._remaining = self._budget_ends = None
 
     def left_s(self, now: float) -> float | None:
         """The seconds until the end of the run; None while they are not known."""
         if self.stopping:
             return None
+        if self._budget_ends is not None:
+            return max(0.0, self._budget_ends - now)
         stage_s = self._remaining.left_s(now) if self._remaining is not None else None
         before_s = max(0.0, self._expected_end - now) if self._expected_end is not None else None
         if stage_s is None or self.share is None:

@@ -19,7 +19,7 @@ from gemmpipe.journal import Record
 from gemmpipe.report.data import Excluded, Gated, Resource, RunData, TimedBuild, TimedTrial
 from gemmpipe.report.product_table import knob_text, product_frame
 from gemmpipe.report.provisional import provisional_rows
-from gemmpipe.report.run_folder import FINISHED, INTERRUPTED, SELECTIONS, describe_run, read_manifest
+from gemmpipe.report.run_folder import FINISHED, INTERRUPTED, SELECTIONS, describe_run, nothing_timed, read_manifest
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -84,6 +84,8 @@ def _manifest(folder: Path) -> Mapping[str, Any]:
 def _family(record: Record, manifest: Mapping[str, Any], folder: Path, importable: frozenset[str]) -> "Family":
     """The family of a run: shipped, or in the user's own folder. Raises UserError."""
     if not record.problems:
+        if reason := nothing_timed(folder):
+            raise UserError(f"{folder}: {reason}")
         raise UserError(f"{folder}: no problems in its journal yet; expected a run that has begun to time")
     name = str(record.problems[0]["id"]).split(" ")[0]
     config = manifest.get("config")

@@ -20,6 +20,8 @@ from gemmpipe.core.paths import RUNS
 from gemmpipe.journal import NAME as JOURNAL
 
 MANIFEST, SELECTIONS, PROBLEMS = "manifest.json", "selections.csv", "problems.csv"
+REUSED = "reused.csv"
+"""The rows of a tuned table that answer a run whose problems were all tuned already."""
 LAST = "last"
 """The name of the newest finished run."""
 FINISHED, INTERRUPTED, RUNNING, KILLED = "finished", "interrupted", "running", "killed"
@@ -55,6 +57,8 @@ class RunFolder:
     command: str
     sweep: Path | None
     """The folder of the sweep that the run is part of."""
+    reused: int = 0
+    """The problems that were tuned already, of a run that had nothing to time."""
 
 
 def is_run(folder: Path) -> bool:
@@ -82,10 +86,10 @@ def _job_number(folder: Path) -> tuple[int, str]:
     return int(number) if number.isdecimal() and len(number) < 9 else -1, folder.name
 
 
-def find_finished(name: str, command: str, needs: str = MANIFEST) -> Path:
+def find_finished(name: str, command: str, needs: str = MANIFEST, *, solved: bool = False) -> Path:
     """The folder of the run that a user names: a folder, or `last` for the newest with the file `needs` and problems.
 
-    Raises UserError if there is none.
+    `solved`: the last one needs a choice for one of its problems. Raises UserError if there is none.
     """
     if name != LAST:
         folder = _named_folder(name, command)
@@ -102,10 +106,11 @@ def find_finished(name: str, command: str, needs: str = MANIFEST) -> Path:
     found = [path for path in run_folders() if (path / needs).is_file() and (path / MANIFEST).is_file()]
     newest = sorted(found, key=lambda path: (path / MANIFEST).stat().st_mtime_ns, reverse=True)
     # A run whose problems were all tuned already has nothing to show or to compare.
-    chosen = next((path for path in newest if describe_run(path).problems), None)
+    facts = ((path, describe_run(path)) for path in newest)
+    chosen = next((path for path, run in facts if (run.solved if solved else run.problems)), None)
     if chosen is None:
-        what = "finished run with products" if needs == MANIFEST else f"run with {needs}"
-        raise UserError(f"{command}: last: no {what} under {RUNS}; expected the folder of a run")
+        what = "choices" if needs == SELECTIONS else "products"
+        raise UserError(f"{command}: last: no finished run with {what} under {RUNS}; expected the folder of a run")
     return chosen
 
 
@@ -158,7 +163,33 @@ def describe_run(folder: Path) -> RunFolder:
         wall_s=_wall_s(folder, manifest if state in (FINISHED, INTERRUPTED) else {}, started),
         command=shlex.join(["gemmpipe", pipeline, *typed]),
         sweep=folder.parent if (folder.parent / _SWEEP).is_file() else None,
+        reused=_whole(_reused(manifest).get("problems")),
     )
+
+
+def _reused(manifest: Mapping[str, object]) -> Mapping[str, object]:
+    reused = manifest.get("reused")
+    return reused if isinstance(reused, dict) else {}
+
+
+def _whole(value: object) -> int:
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 < value < 10**9 else 0
+
+
+def nothing_timed(folder: Path) -> str:
+    """Why a run has no choices of its own, and where they are; empty unless its problems were all tuned already."""
+    reused = _reused(_manifest_or_empty(folder))
+    count = _whole(reused.get("problems"))
+    if not count:
+        return ""
+    table, listed = _text(reused.get("table")), reused.get("runs")
+    names = {_text(each) for each in listed} if isinstance(listed, list) else set()
+    runs = [each for each in run_folders() if each.name in names and (each / SELECTIONS).is_file()]
+    places = [f"the run that timed them ({runs[0]})"] if runs else []
+    places += [f"their table ({table})"] if Path(table).is_file() else []
+    expected = f"; expected {' or '.join(places)}" if places else ""
+    how_many = "the problem was" if count == 1 else f"all {count:,} problems were"
+    return f"nothing was timed there, {how_many} tuned already{expected}"
 
 
 def _manifest_or_empty(folder: Path) -> Mapping[str, object]:

@@ -1,15 +1,26 @@
 """The last screen of a run: what was tuned, how much faster it is, what to look at, the files and the next commands.
 
-Also the table of choices. Everything is text with styles; the caller prints it.
+Also the table of choices, and what more memory for weights would gain. Everything is text with styles; the caller
+prints it.
 """
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from gemmpipe.core.events import counted
-from gemmpipe.core.units import MISSING, flops_text, percent_text, ranges_text, speedup_text, three_digits, time_text
+from gemmpipe.core.units import (
+    MISSING,
+    bytes_text,
+    flops_text,
+    percent_text,
+    ranges_text,
+    speedup_text,
+    three_digits,
+    time_text,
+)
 from gemmpipe.report.lines import BAD, DIM, GOOD, HEAD, KEY, WARN, Line, styled
 from gemmpipe.report.results import (
     CONVERTED,
@@ -18,6 +29,7 @@ from gemmpipe.report.results import (
     RegimeResult,
     RunFigures,
     Spread,
+    spread,
 )
 from gemmpipe.report.text_table import Column, aligned
 
@@ -28,9 +40,13 @@ if TYPE_CHECKING:
 
 _MAX_ROWS, _TOP, _BOTTOM = 30, 5, 10
 _BAR = 12
+_EQUAL = "1.00x"
+_BETWEEN = " | "
 _LOW_SHARE = 0.6
 """A share of the floor below this is worth a look."""
-_SPEEDUP_TITLE = "faster than the best library (geometric mean, least to most)"
+_SPEEDUP_TITLE = "speed-up over the best library path (geometric mean, least to most)"
+_MEMORY_KEY = "stages.select.max_extra_weight_pct"
+_MAX_LIMITS = 5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,15 +79,17 @@ def screen_lines(facts: RunFacts, figures: RunFigures, products: "pd.DataFrame",
 
 def _solved_line(facts: RunFacts, figures: RunFigures) -> Line:
     solved, total = figures.products, facts.problems
+    if not solved and not facts.unsolved:
+        return styled(f"{counted(total, 'problem')}: choices for ranges of M alone, in the engine's files")
     if facts.reused:
         first = f"{solved} of {counted(total, 'problem')} tuned already"
     else:
         first = f"{solved} of {counted(total, 'problem')} tuned, every result checked"
-    parts = [f"{figures.own} by own kernels"]
+    winners = ", ".join(f"{name} {number}" for name, number in figures.winners)
+    parts = [f"{figures.own} by own kernels" + (f" ({winners})" if winners else "")]
     if figures.noise_pct is not None:
         parts.append(f"noise {three_digits(figures.noise_pct)} %")
-    winners = ", ".join(f"{name} {number}" for name, number in figures.winners)
-    return styled((first, GOOD if solved == total else BAD), f"; {'; '.join(parts)} ({winners})")
+    return styled((first, GOOD if solved == total else BAD), f"; {'; '.join(parts)}")
 
 
 def _regime_lines(regimes: Sequence[RegimeResult]) -> list[Line]:
@@ -85,7 +103,8 @@ def _regime_lines(regimes: Sequence[RegimeResult]) -> list[Line]:
         mean = regime.speedup.mean if regime.speedup is not None else None
         style = "" if mean is None else GOOD if mean >= 1.005 else BAD if mean < 0.995 else DIM
         cells: list[str | tuple[str, str]] = ["  ", regime.label.ljust(label_width), "  "]
-        cells += [(text.ljust(width), style)] if style else [text.ljust(width)]
+        shown = text.ljust(width) if regime.floor_share is not None else text
+        cells += [(shown, style)] if style else [shown]
         if regime.floor_share is not None:
             share = regime.floor_share.mean
             filled = round(_BAR * min(1.0, share))
@@ -97,9 +116,8 @@ def _regime_lines(regimes: Sequence[RegimeResult]) -> list[Line]:
 def _spread_text(spread: Spread | None) -> str:
     if spread is None:
         return MISSING
-    if spread.count == 1:
-        return speedup_text(spread.mean)
-    return f"{speedup_text(spread.mean)}  ({speedup_text(spread.least)} to {speedup_text(spread.most)})"
+    mean, least, most = map(speedup_text, (spread.mean, spread.least, spread.most))
+    return mean if least == most else f"{mean}  ({least} to {most})"
 
 
 def _library_lines(figures: RunFigures, products: "pd.DataFrame") -> list[Line]:
@@ -112,12 +130,20 @@ def _library_lines(figures: RunFigures, products: "pd.DataFrame") -> list[Line]:
         lines.append(styled("  ", (text, DIM)))
     if figures.converted is not None:
         ms = ranges_text([int(m) for m in products.loc[products["library"] == CONVERTED, "rows"]])
-        count = counted(figures.converted.count, "product")
-        what = f"no library multiplies {count} (M {ms}) as stored, not counted above"
-        lines.append(styled("  ", (f"{what}: {_spread_text(figures.converted)} over torch on converted operands", DIM)))
+        lines.append(styled("  ", (_converted_text(figures, ms), DIM)))
     if figures.without_library:
         lines.append(styled("  ", (f"{counted(figures.without_library, 'product')} without a library's time", DIM)))
     return lines
+
+
+def _converted_text(figures: RunFigures, ms: str) -> str:
+    """The products (M in `ms`) that torch alone computes, from copies in a wider type: a choice among its methods."""
+    assert figures.converted is not None
+    apart = ", not counted above" if any(regime.speedup for regime in figures.regimes) else ""
+    text = f"{counted(figures.converted.count, 'product')} (M {ms}) that no library multiplies as stored{apart}"
+    if {speedup_text(figures.converted.least), speedup_text(figures.converted.most)} == {_EQUAL}:
+        return f"{text}: torch converts the operands"
+    return f"{text}: {_spread_text(figures.converted)} over torch on converted operands"
 
 
 def _attention_lines(facts: RunFacts, figures: RunFigures, products: "pd.DataFrame", family: "Family") -> list[Line]:
@@ -138,15 +164,30 @@ def _size_text(row: "pd.Series[Any]", family: "Family") -> str:
     return "x".join(str(row[name]) for name in (family.rows_column, *family.sizes))
 
 
-def command_lines(*, exports: Sequence[str] = (), shipped: bool = False) -> list[Line]:
-    """The next commands; `exports`: targets of `gemmpipe export`; `shipped`: a table for the device is shipped."""
-    commands = ["gemmpipe show last", "gemmpipe report last"]
-    commands += ["gemmpipe diff last shipped"] if shipped else []
-    commands += [f"gemmpipe export last {target}" for target in exports]
-    parts: list[str | tuple[str, str]] = ["see   "]
+def command_lines(run: str, width: int, *, exports: Sequence[str] = (), shipped: bool = False) -> list[Line]:
+    """The next commands for a run, in lines of at most `width` characters where they fit.
+
+    `run`: as typed, quoted for a shell; `exports`: targets of `gemmpipe export`; `shipped`: a table for the device is
+    shipped.
+    """
+    commands = [f"gemmpipe show {run}", f"gemmpipe report {run}"]
+    commands += [f"gemmpipe diff {run} shipped"] if shipped else []
+    return see_lines([*commands, *(f"gemmpipe export {run} {target}" for target in exports)], width)
+
+
+def see_lines(commands: Sequence[str], width: int) -> list[Line]:
+    """Commands to look further, side by side where they fit, each whole."""
+    lines: list[list[str | tuple[str, str]]] = []
+    room = 0
     for command in commands:
-        parts += [(command, KEY), " | "]
-    return [styled(*parts[:-1])]
+        if lines and len(command) + len(_BETWEEN) <= room:
+            lines[-1] += [_BETWEEN, (command, KEY)]
+            room -= len(_BETWEEN) + len(command)
+        else:
+            lead = "      " if lines else "see   "
+            lines.append([lead, (command, KEY)])
+            room = width - len(lead) - len(command)
+    return [replace(styled(*parts), is_whole=True) for parts in lines]
 
 
 def choice_lines(products: "pd.DataFrame", family: "Family", width: int, *, full: bool = False) -> list[str]:
@@ -174,9 +215,12 @@ def _choice_columns(shown: "pd.DataFrame", family: "Family") -> list[Column]:
     columns += [
         Column(title="time", cells=tuple(time_text(row["us"]) for row in rows)),
         Column(title="rate", cells=tuple(_rate_text(row["tflops"]) for row in rows), importance=1),
-        Column(title="library", cells=tuple(_library_text(row) for row in rows), importance=3),
-        Column(title="speed-up", cells=tuple(_speedup_cell(row) for row in rows)),
     ]
+    if not all(_is_conversion(row) for row in rows):
+        columns += [
+            Column(title="library", cells=tuple(_library_text(row) for row in rows), importance=3),
+            Column(title="speed-up", cells=tuple(_speedup_cell(row) for row in rows)),
+        ]
     if shown["floor_share"].notna().any():
         cells = tuple(percent_text(row["floor_share"]) for row in rows)
         columns.append(Column(title="of floor", cells=cells, importance=2))
@@ -188,13 +232,20 @@ def _rate_text(tflops: float | None) -> str:
     return MISSING if tflops is None or tflops != tflops else flops_text(tflops * 1e12)
 
 
+def _is_conversion(row: "dict[Any, Any]") -> bool:
+    """True for a choice that is torch's conversion itself: it has nothing to be compared with."""
+    return row["library"] == CONVERTED and speedup_text(row["speedup"]) == _EQUAL
+
+
 def _library_text(row: "dict[Any, Any]") -> str:
-    return MISSING if row["library"] == NO_LIBRARY else time_text(row["library_us"])
+    return MISSING if row["library"] == NO_LIBRARY or _is_conversion(row) else time_text(row["library_us"])
 
 
 def _speedup_cell(row: "dict[Any, Any]") -> str:
     """The speed-up; in parentheses over a conversion by torch, which is no library's product."""
     text = speedup_text(row["speedup"])
+    if _is_conversion(row):
+        return MISSING
     return f"({text})" if row["library"] == CONVERTED else text
 
 
@@ -221,3 +272,50 @@ def short_config(config: object) -> str:
     rest = {k: v for k, v in knobs.items() if k not in _KNOB_MARKS and v not in ("", None)}
     others = [v if isinstance(v, str) else f"{k}={v}" for k, v in rest.items()]
     return " ".join(part for part in (text, *others) if part)
+
+
+def memory_option_lines(options: "pd.DataFrame | None", solved: int, width: int) -> list[str]:
+    """What limits on the weights' memory would gain: problems, speed-up, time of a call, memory, in `width` columns.
+
+    `options`: the rows of `gemmpipe.stages.memory_options` of all problems, or None; `solved`: the number of problems
+    with a selection.
+    """
+    if options is None or not len(options):
+        return []
+    rows: Sequence[Mapping[Any, Any]] = options.to_dict("records")
+    limits = sorted({int(row["extra_weight_pct"]) for row in rows})
+    cells = list(zip(*(_limit_cells(limit, rows) for limit in limits[:_MAX_LIMITS]), strict=True))
+    titles = ("LIMIT", "faster", "speed-up", "a call", "memory per weight")
+    kept = (0, 1, 0, 2, 0)
+    columns = [
+        Column(title=title, cells=tuple(column), is_text=True, importance=importance)
+        for title, column, importance in zip(titles, cells, kept, strict=True)
+    ]
+    gaining = len({row["problem"] for row in rows})
+    title = f"faster with more memory for weights ({_MEMORY_KEY}=LIMIT): {gaining} of {counted(solved, 'problem')}"
+    more = [f"  and {len(limits) - _MAX_LIMITS} more limits"] if len(limits) > _MAX_LIMITS else []
+    return [title, *(f"  {line}" for line in aligned(columns, width - 2)), *more]
+
+
+def _limit_cells(limit_pct: int, rows: "Sequence[Mapping[Any, Any]]") -> tuple[str, str, str, str, str]:
+    """The cells of one limit: over the fastest allowed option of each problem that has one."""
+    best: dict[object, Mapping[Any, Any]] = {}
+    for row in rows:
+        if row["extra_weight_pct"] <= limit_pct and (
+            row["problem"] not in best or row["us"] < best[row["problem"]]["us"]
+        ):
+            best[row["problem"]] = row
+    sizes = [float(row["extra_weight_bytes"]) for row in best.values()]
+    before, after = (_geomean([float(row[name]) for row in best.values()]) for name in ("chosen_us", "us"))
+    least, most = bytes_text(min(sizes)), bytes_text(max(sizes))
+    return (
+        str(limit_pct),
+        counted(len(best), "problem"),
+        _spread_text(spread(float(row["speedup"]) for row in best.values())),
+        f"{time_text(before)} -> {time_text(after)}",
+        f"+{least}" if least == most else f"+{least} to +{most}",
+    )
+
+
+def _geomean(values: Sequence[float]) -> float:
+    return math.exp(sum(map(math.log, values)) / len(values))

@@ -44,17 +44,41 @@ def find_product(data: RunData, wanted: Mapping[str, str]) -> ShownProduct:
     found = [name for name in dict.fromkeys([*rows, *parts]) if _matches(name, wanted)]
     given = " ".join(f"{key}={value}" for key, value in wanted.items())
     if not found:
-        known = "; ".join(list(dict.fromkeys([*rows, *parts]))[:_MAX_LISTED])
-        raise UserError(f"show: no product with {given} in {data.origin}; expected one such as {known}")
+        raise UserError(f"show: {_no_product([*rows, *parts], wanted, given)}; in {data.origin}")
     if len(found) > 1:
-        listed = "; ".join(found[:_MAX_LISTED])
-        raise UserError(f"show: {counted(len(found), 'product')} with {given}: {listed}; expected more of the key")
+        differing, shown = _differing(found), map(_cells, found[:_MAX_LISTED])
+        listed = "; ".join(" ".join(f"{name}={cells[name]}" for name in differing) for cells in shown)
+        more = " ..." if len(found) > _MAX_LISTED else ""
+        raise UserError(f"show: {counted(len(found), 'product')} with {given}; expected one of them: {listed}{more}")
     return ShownProduct(data=data, problem=found[0], row=rows.get(found[0]), trials=parts.get(found[0]))
+
+
+def _no_product(problems: Sequence[str], wanted: Mapping[str, str], given: str) -> str:
+    """Why no product has these values: the first value that none has with those that there are, else the sizes."""
+    for key, value in wanted.items():
+        cells = ({name.lower(): cell for name, cell in _cells(each).items()} for each in problems)
+        values = dict.fromkeys(each[key.lower()] for each in cells if key.lower() in each)
+        if value.lower().removeprefix("torch.") not in map(str.lower, values):
+            return f"no product with {key}={value}{suggest_or_list('', values)}"
+    one = _cells(problems[0]) if problems else {}
+    known = " ".join(f"{name}={cell}" for name, cell in one.items() if name.lower() in map(str.lower, wanted))
+    return f"no product with {given}; expected one such as {known}"
+
+
+def _differing(problems: Sequence[str]) -> list[str]:
+    """The key columns in which these products differ."""
+    cells = [_cells(problem) for problem in problems]
+    return [name for name in cells[0] if len({each.get(name) for each in cells}) > 1]
+
+
+def _cells(problem: str) -> dict[str, str]:
+    """The key columns of a problem's id."""
+    return dict(item.partition("=")[::2] for item in problem.split(" ")[1:])
 
 
 def _matches(problem: str, wanted: Mapping[str, str]) -> bool:
     """True if a problem's id has these values."""
-    cells = dict(item.partition("=")[::2] for item in problem.split(" ")[1:])
+    cells = _cells(problem)
     lowered = {name.lower(): value.lower() for name, value in cells.items()}
     return all(lowered.get(key.lower(), "") == value.lower().removeprefix("torch.") for key, value in wanted.items())
 

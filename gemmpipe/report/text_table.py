@@ -8,6 +8,7 @@ import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TextIO
 
 MIN_WIDTH, MAX_WIDTH = 60, 120
 _GAP = "  "
@@ -38,6 +39,11 @@ def terminal_width() -> int:
     if not sys.stdout.isatty():
         return MAX_WIDTH
     return min(MAX_WIDTH, max(MIN_WIDTH, shutil.get_terminal_size().columns))
+
+
+def fold_width(stream: TextIO) -> int | None:
+    """The columns to fold lines to that are printed to this stream; None where it is no terminal."""
+    return terminal_width() if stream.isatty() else None
 
 
 def aligned(columns: Sequence[Column], width: int) -> list[str]:

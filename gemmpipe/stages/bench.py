@@ -92,12 +92,14 @@ class Bench(Stage):
                 _leave_late(queue, progress, context)
                 context.check()
                 now = next((p for p in context.problems if p.id in progress.pending), None)
+                budget = context.cpu_budget
                 context.events.emit(
                     "progress",
                     context.family.size_text(now) if now is not None else "",
                     done=total - len(progress.pending),
                     total=total,
                     share=estimate.share(progress.pending),
+                    left_s=budget.remaining_s if budget is not None and budget.ends_run else None,
                 )
         return progress.trials
 

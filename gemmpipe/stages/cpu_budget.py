@@ -15,6 +15,7 @@ from gemmpipe.family import Family
 
 _SCREEN_SHARE = 0.4  # of a pass: the finals check and repeat what screening timed once, and take longer
 _LEAST_SHARE = 0.15  # of the budget: with less time left, no further pass begins
+_SURE_SHARE = 0.6  # of the budget: with less left and no result, more than one pass is needed
 if TYPE_CHECKING:
     from gemmpipe.stages.screen.state import Bounds
 
@@ -29,6 +30,9 @@ class CpuBudget:
     """Ids of the problems that a stage of this pass has left out, because its time was over."""
     passes: int = 0
     """Passes that have begun."""
+    _first_result: float = 0.0
+    _screening_ends: float = 0.0
+    """Of the screening that began last: when it had no result yet, and its end, on the monotonic clock."""
     bounds: "Bounds | None" = None
     """The times of all passes, from which screening knows candidates that are too slow for more rows."""
 
@@ -44,7 +48,25 @@ class CpuBudget:
 
     def screening_ends_at(self) -> float:
         """The end of a screening that begins now, on the monotonic clock: time for the finals is kept."""
-        return time.monotonic() + _SCREEN_SHARE * max(0.0, self.remaining_s)
+        self._first_result = time.monotonic()
+        self._screening_ends = self._first_result + _SCREEN_SHARE * max(0.0, self.remaining_s)
+        return self._screening_ends
+
+    def cuts_screening(self, share: float) -> bool:
+        """True if the screening that began last will end before its work, of which this share is done.
+
+        Its rate counts from the last call without a result: before that, workers start.
+        """
+        now = time.monotonic()
+        if share > 0:
+            return self._first_result + (now - self._first_result) / share > self._screening_ends
+        self._first_result = now
+        return self.remaining_s < _SURE_SHARE * self.limit_s
+
+    @property
+    def ends_run(self) -> bool:
+        """True if the run goes on until the budget is spent: a problem is left, and there is time for another pass."""
+        return bool(self.left) and self.allows_pass
 
     @property
     def allows_pass(self) -> bool:

@@ -48,6 +48,26 @@ def test_by_rules(capfd: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "the rules are for NVIDIA devices" in found[1]
 
 
+def test_arguments_without_an_effect_are_named_with_what_may_be_meant(capfd: Captured) -> None:
+    typed = "args=--tensor-parallel-size 4 --linear-backed triton --moe-backend triton"
+    (said,) = [line for line in lines(capfd, "engine=vllm", "target=sm_90", typed) if "no choice" in line]
+    names = "--tensor-parallel-size, --linear-backed (did you mean '--linear-backend'?)"
+    assert said == f"  no choice here depends on {names}"
+    assert not any("no choice" in line for line in lines(capfd, "engine=sglang", "target=sm_90", "args=--ep-size 4"))
+
+
+@pytest.mark.parametrize("version", ["0.33", "v0.33.0", "0.33.1rc1+cu128", "0.5.9.post1"])
+def test_versions_as_releases_write_them(version: str, capfd: Captured) -> None:
+    first = lines(capfd, "engine=vllm", "target=sm_90", f"version={version}")[0]
+    assert first.startswith(f"vLLM {version.removeprefix('v')} on sm_90")
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_a_terminal_of_80_columns_is_wide_enough(engine: str, capfd: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gemmpipe.cli.doctor_engine.fold_width", lambda stream: 80)
+    assert [line for line in lines(capfd, f"engine={engine}", "target=sm_120") if len(line) > 80] == []
+
+
 def test_by_a_log(capfd: Captured) -> None:
     name = "N=1536,K=7168,device_name=NVIDIA_H200,dtype=fp8_w8a8,block_shape=[128,128].json"
     Path("server.log").write_text(
@@ -96,6 +116,12 @@ def test_with_the_times_of_a_run(capfd: Captured, monkeypatch: pytest.MonkeyPatc
         (["engine=vlm"], 2, "engine: 'vlm' is no engine; expected vllm or sglang"),
         (["engine=vllm", "targte=sm_90"], 2, "doctor: targte: no such option; did you mean 'target'?"),
         (["engine=vllm", "target=sm_90", "args=--x 'y z"], 2, "No closing quotation; expected a server's arguments"),
+        (["engine=vllm", "target=sm_99"], 2, "target: 'sm_99' is not known; expected an architecture such as sm_80"),
+        (["engine=vllm", "target=sm90"], 2, "did you mean 'sm_90'?"),
+        (["engine=vllm", "target=sm_90", "version=abc"], 2, "version: 'abc' given; expected numbers such as 0.33.0"),
+        (["engine=vllm", "target=sm_90", "args=triton"], 2, "args: 'triton' given first; expected arguments such as"),
+        (["target=sm_90"], 2, "doctor: target: an option of doctor engine=vllm and engine=sglang; expected engine="),
+        (["kernel=a16w16", "version=0.33.0"], 2, "doctor: version: an option of doctor engine=vllm"),
         (["engine=vllm", "target=sm_90", "package=."], 2, "package=.: no package 'vllm' there"),
         (["engine=vllm", "target=sm_90", "log=absent.log"], 2, "absent.log: cannot be read"),
         (["engine=vllm", "target=sm_90", "run=nowhere"], 2, "no file or folder 'nowhere'"),

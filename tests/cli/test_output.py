@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from gemmpipe import __version__
+from gemmpipe.cli.commands import COMMANDS, load_command
 from gemmpipe.cli.folders import ConfigFolders
 from gemmpipe.cli.main import main
 
@@ -64,6 +65,25 @@ def test_help_on_an_option(folder: Path, capsys: pytest.CaptureFixture[str]) -> 
     out = capsys.readouterr().out
     for key in ("budget_s: 10", "keep_fraction: 0.25 # fraction", "budget_trials: null # new candidates"):
         assert key in out, "also the options that it includes"
+
+
+@pytest.mark.parametrize("command", sorted(COMMANDS))
+def test_help_on_a_command_fits_80_columns(
+    command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = load_command(command).HELP
+    monkeypatch.setattr("gemmpipe.cli.help.terminal_width", lambda: 80)
+    assert main(["--help", command]) == 0
+    shown = capsys.readouterr().out
+    assert [line for line in shown.splitlines() if len(line) > 80 and not line.startswith("gemmpipe ")] == []
+    assert shown.split() == whole.split()
+
+
+def test_help_on_doctor_has_the_options_for_an_engine(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--help"]) == 0
+    shown = capsys.readouterr().out
+    for option in ("args=", "log=", "run=", "target=", "version=", "package="):
+        assert f"\n  {option}" in shown
 
 
 def test_help_on_a_pipeline(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

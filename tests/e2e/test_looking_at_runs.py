@@ -200,3 +200,26 @@ def test_the_commands_load_no_torch() -> None:
 def test_runs_of_other_folders_are_not_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd) -> None:  # type: ignore[no-untyped-def]
     monkeypatch.chdir(tmp_path)
     assert f"no runs under {RUNS}" in _out(capfd, "runs")
+
+
+def test_a_run_that_had_nothing_to_time_says_where_the_choices_are(
+    site: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Last: it adds a run to the list."""
+    timed = gemmpipe.load("last").folder.relative_to(site)
+    shown = _out(capfd, *LINE, "output=tuned").splitlines()
+    assert shown[-1] == "see   gemmpipe show tuned/bf16_tuned_gemm.csv | gemmpipe report tuned/bf16_tuned_gemm.csv"
+    (folder,) = [line.split()[1] for line in shown if line.startswith("run ")]
+    header, row, _ = _out(capfd, "runs").splitlines()
+    assert row[header.index("problems") :].startswith("2 reused")
+    reason = "nothing was timed there, all 2 problems were tuned already; expected the run that timed them"
+    commands = ["show RUN", "report RUN", "diff RUN last", "diff last RUN", "export RUN vllm"]
+    for command in (*commands, "doctor engine=vllm target=sm_90 run=RUN"):
+        assert main(command.replace("RUN", folder).split()) == 2
+        error = capfd.readouterr().err
+        assert f"{reason} ({timed}) or their table (tuned/bf16_tuned_gemm.csv)" in error
+        assert error.count("\n") == 1
+    assert main([f"reuse={folder}"]) == 2
+    assert reason in capfd.readouterr().err
+    assert str(timed) in _out(capfd, "show", "last"), "the last run with choices"
+    assert _out(capfd, *shown[-1].removeprefix("see   gemmpipe ").split(" | ")[0].split()).startswith("a16w16")

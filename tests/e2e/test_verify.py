@@ -81,7 +81,7 @@ def test_every_way_of_not_holding_is_told_and_decides_the_exit_code(
 ) -> None:
     rows = {
         1: (_row(1, _right(), us=0.01), r"slower: \S+ us, 0.01 recorded \(\+\d+ %, 10 allowed\)"),
-        2: (_row(2, _right(pace_ms=20)), r"behind: torch \S+ takes \S+ us, \S+ % less"),
+        2: (_row(2, _right(pace_ms=20)), r"behind: torch \S+ takes \S+ us, \d{2,3}\.\d % less"),
         3: (_row(3, {"KIND": "spoil_nan", "PACE_MS": 0}), "incorrect: error ratio 1.0000, must be below 0.05"),
         4: (
             _row(4, {"KIND": "raise_launch", "PACE_MS": 0}),

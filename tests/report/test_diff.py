@@ -190,6 +190,29 @@ def test_keys_of_runs_come_after_and_of_tables_before_the_results() -> None:
     assert key_columns(["problem", "format", "gfx", "libtype", "us", "M", "N"]) == ["M", "N"]
 
 
+@pytest.mark.parametrize("width", [80, 120])
+def test_no_line_is_wider_than_the_terminal_and_none_is_cut(width: int) -> None:
+    before = _table(*(_choice(m, 10.0) for m in (1, 4, 8)), _choice(16, policy="host"))
+    after = _table(*(_choice(m, 12.0, run_id="b", config="{}") for m in (4, 8)), _choice(16), _choice(32))
+    lines = text_lines(compare(before, after, RULES), width, 20)
+    assert [line for line in lines if len(line) > width or line != line.rstrip()] == []
+    text = " ".join(" ".join(lines).split())
+    assert summary_line(compare(before, after, RULES)) in text
+    assert "across=true compares them" in text
+
+
+def test_sides_without_a_common_product_name_their_devices() -> None:
+    there = _table(_choice(64, gfx="cpu", device="AMD EPYC"))
+    text = "\n".join(text_lines(compare(_table(_choice(4)), there, RULES), 120, 20))
+    assert "the sides have no product in common (NVIDIA H200; AMD EPYC)" in text
+
+
+def test_a_large_speed_up_has_three_digits() -> None:
+    lines = text_lines(compare(_table(_choice(4, 7520.0)), _table(_choice(4, 42.5)), RULES), 120, 20)
+    assert any("177x" in line.split() for line in lines)
+    assert not any("176.9" in line for line in lines)
+
+
 def test_json_and_markdown_have_every_product_and_escape_names() -> None:
     bad = _choice(time_us=20.0, config='{"NAME":"<b>|x|</b>"}', run_id="2")
     found = compare(_table(_choice(run_id="1")), _table(bad), RULES)

@@ -14,23 +14,36 @@ RECORDED = sorted((Path(__file__).parents[1] / "data" / "progress").glob("*.json
 
 @pytest.mark.parametrize("path", RECORDED, ids=lambda path: path.name)
 def test_from_a_quarter_of_a_run_on_its_end_is_known_within_30_percent(path: Path) -> None:
+    """Runs on a modelled H200, and on two cores that other processes used too, where workers start for seconds."""
     rows = [json.loads(line) for line in lzma.decompress(path.read_bytes()).decode().splitlines()]
     times = [row.pop("t") for row in rows]
     begin, end = times[0], times[-1]
-    progress, checked = RunProgress(begin), 0
+    progress, checked, has_results = RunProgress(begin), 0, False
     for row, now in zip(rows, times, strict=True):
         progress.take(Event(**row), now)
-        if now < begin + (end - begin) / 4 or now == end:
+        has_results = has_results or bool(row.get("share"))
+        if now < begin + (end - begin) / 4 or now == end or not has_results:
             continue
         left_s = progress.left_s(now)
         assert left_s is not None, now
         assert now + left_s - begin == pytest.approx(end - begin, rel=0.3), now - begin
         checked += 1
-    assert checked > 20
+    assert checked > 15
 
 
 def test_the_recorded_runs_are_there() -> None:
-    assert len(RECORDED) >= 2
+    assert len(RECORDED) >= 6
+
+
+def test_a_budget_ends_the_run_whatever_the_work_lets_expect() -> None:
+    progress = RunProgress(0.0)
+    progress.take(Event(kind="step", text="screen", done=2, total=6, rest_s=20.0), 0.0)
+    progress.take(Event(kind="stage", text="screen", unit="trials"), 0.0)
+    progress.take(Event(kind="progress", done=1, total=100, share=0.1, left_s=50.0), 10.0)
+    assert progress.left_s(12.0) == 48.0
+    assert progress.left_s(99.0) == 0.0
+    progress.take(Event(kind="progress", done=50, total=100, share=0.5), 20.0)
+    assert progress.left_s(20.0) == pytest.approx(20 + 20), "as the work lets expect again"
 
 
 def test_the_time_left_counts_down_between_results() -> None:

@@ -99,5 +99,5 @@ def test_last_is_the_newest_manifest_and_names_are_those_of_the_list() -> None:
     assert find_finished("tune/2026-11-23_09-00-00", "show") == first
     with pytest.raises(UserError, match=r"no manifest.json: the run has not ended \(resume= continues it\)"):
         find_finished("tune/2026-11-23_11-00-00", "show")
-    with pytest.raises(UserError, match=r"no run with selections\.csv"):
+    with pytest.raises(UserError, match=r"no finished run with choices"):
         find_finished("last", "diff", needs="selections.csv")

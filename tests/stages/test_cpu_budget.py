@@ -38,6 +38,29 @@ def test_a_pass_keeps_time_for_the_finals(monkeypatch: pytest.MonkeyPatch) -> No
     assert budget.screening_ends_at() == 170.0
 
 
+def test_a_screening_is_cut_where_its_rate_does_not_suffice(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(cpu_budget.time, "monotonic", lambda: now[0])
+    budget = CpuBudget(limit_s=60.0, began=now[0])
+    assert budget.screening_ends_at() == 124.0
+    now[0] = 105.0  # workers start
+    assert not budget.cuts_screening(0.0)
+    now[0] = 106.0
+    assert not budget.cuts_screening(0.1), "15 s from now"
+    assert budget.cuts_screening(0.05), "25 s from now"
+    now[0] = 125.0
+    assert budget.cuts_screening(0.0), "no result in most of its time"
+
+
+def test_the_run_goes_on_to_its_end_only_with_problems_and_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu_budget.time, "monotonic", lambda: 130.0)
+    budget = CpuBudget(limit_s=60.0, began=100.0)
+    assert not budget.ends_run
+    budget.left.add("a problem")
+    assert budget.ends_run
+    assert not CpuBudget(limit_s=60.0, began=75.0, left={"a problem"}).ends_run
+
+
 def test_the_line_names_what_is_left_and_how_to_go_on() -> None:
     left = [_problem(16, 64), _problem(64, 64)]
     line = left_line(3, left, 60.0)

@@ -1,11 +1,10 @@
-"""What more memory for weights would gain: rows of a problem, and lines over all of them."""
+"""What more memory for weights would gain: the rows of a problem."""
 
-import pandas as pd
 import pytest
 
 from gemmpipe.core import schema
 from gemmpipe.core.data import Candidate, Problem
-from gemmpipe.stages.memory_options import memory_options, option_lines
+from gemmpipe.stages.memory_options import memory_options
 from gemmpipe.stages.selection_rules import Finalist
 
 pytestmark = pytest.mark.unit
@@ -47,19 +46,3 @@ def test_each_amount_of_memory_has_the_candidate_that_beats_all_with_less() -> N
 
 def test_nothing_is_listed_without_a_gain() -> None:
     assert memory_options(_problem(), 2048.0, [PLAIN, _finalist("copy", 100.0, 4096)], PLAIN) == []
-    assert option_lines(None, 1) == []
-
-
-def test_the_lines_have_the_gain_of_each_limit() -> None:
-    one = [PLAIN, _finalist("copy", 50.0, 4096), _finalist("fp32", 10.0, 8192)]
-    two = [PLAIN, _finalist("copy", 12.5, 4096)]
-    rows = [*memory_options(_problem(1), 2048.0, one, PLAIN), *memory_options(_problem(8), 2048.0, two, PLAIN)]
-    title, head, *lines = option_lines(pd.DataFrame(rows), 3)
-    assert title == "faster with more memory for weights (stages.select.max_extra_weight_pct=LIMIT): 2 of 3 problems"
-    assert head.split()[0] == "LIMIT"
-    cells = [[cell.strip() for cell in line.split("  ") if cell.strip()] for line in lines]
-    # 200 %: 2x and 8x; 400 %: 10x, and 8x as before.
-    assert cells == [
-        ["200", "2 problems", "4.00x (2.00x to 8.00x)", "100 us -> 25.0 us", "+4.00 KiB"],
-        ["400", "2 problems", "8.94x (8.00x to 10.0x)", "100 us -> 11.2 us", "+4.00 KiB to +8.00 KiB"],
-    ]

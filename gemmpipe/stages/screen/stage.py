@@ -204,10 +204,11 @@ def _report_progress(scheduler: Scheduler, context: Context, *, searching: bool)
         return
     problems = f"{scheduler.finished_count} of {counted(len(context.problems), 'problem')} done"
     text = f"{context.family.size_text(now.problem)}, {problems}" if now is not None else problems
-    share, budget = work.share, context.cpu_budget
-    if budget is not None:  # the run ends with its budget, whatever is left then
-        share = max(share, 1 - max(0.0, budget.remaining_s) / budget.limit_s)
-    context.events.emit("progress", text, done=work.done, total=work.expected, share=share)
+    share, budget, left_s = work.share, context.cpu_budget, None
+    if budget is not None and budget.cuts_screening(share):  # the run ends with its budget, whatever is left then
+        left_s = max(0.0, budget.remaining_s)
+        share = max(share, 1 - left_s / budget.limit_s)
+    context.events.emit("progress", text, done=work.done, total=work.expected, share=share, left_s=left_s)
 
 
 def _mark_cut_short(states: list[ProblemState], context: Context) -> None:

@@ -17,8 +17,11 @@ _GPU_OPS = 4e10
 _CPU_OPS = 2e6
 """Multiplications of a product, M * N * K, that take as long as the first launch of a trial: an H200 (2026-11: 0.3 ms
 and 4e13/s, two launches), and a core of a server CPU (seven launches at 5e10/s)."""
-_GPU_OVERHEAD_US, _CPU_OVERHEAD_US = 800.0, 3000.0
-"""Of a trial: loading, first launch, exchange with the worker (H200, 2026-11)."""
+_GPU_OVERHEAD_US, _CPU_OVERHEAD_US = 800.0, 20000.0
+"""Of a trial: loading, first launch, exchange with the worker (H200, 2026-11). On a CPU it is measured as soon as it
+can be (20 to 200 ms by load on 2 cores of a server CPU, 2026-11): trials run one after the other there."""
+_CPU_WEIGHT_ROWS = 32
+"""Rows of a product on a CPU that take as long as reading or converting its weight."""
 _MEASURE_S = 0.2
 _MIN_TIMED = 3  # results of a problem before their mean counts
 _MIN_MEASURED = 3  # finished problems before their trials correct the expected number of the others
@@ -26,8 +29,9 @@ _MIN_MEASURED = 3  # finished problems before their trials correct the expected 
 
 def relative_work(spec: GemmSpec, device: Device | None = None) -> float:
     """Relative time of one trial: a first launch and the others; without a device on a GPU."""
-    ops = _CPU_OPS if device is not None and device.kind == "cpu" else _GPU_OPS
-    return 1.0 + spec.m * spec.weight_elements / ops
+    if device is not None and device.kind == "cpu":
+        return 1.0 + (spec.m + _CPU_WEIGHT_ROWS) * spec.weight_elements / _CPU_OPS
+    return 1.0 + spec.m * spec.weight_elements / _GPU_OPS
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,7 +54,10 @@ class WorkEstimate:
         self._search, self._keep = search, keep
         self._relative = {p.id: relative_work(family.spec(p), device) for p in problems}
         """By problem id, the time of one trial before any is timed."""
-        self._overhead_us = _CPU_OVERHEAD_US if device.kind == "cpu" else _GPU_OVERHEAD_US
+        self._is_cpu = device.kind == "cpu"
+        self._overhead_us = _CPU_OVERHEAD_US if self._is_cpu else _GPU_OVERHEAD_US
+        self._began = time.monotonic()
+        """The last moment without a result: before it, workers start."""
         self._due_at = 0.0
 
     def is_due(self) -> bool:
@@ -63,6 +70,8 @@ class WorkEstimate:
 
     def measure(self, states: Collection[ProblemState], *, searching: bool) -> ScreenWork:
         """The work now; problems without a state are not listed yet. `searching` is False after the searches."""
+        if self._is_cpu:
+            self._measure_overhead(states)
         planned = {state.problem.id: self._planned(state) for state in states}
         finished = [state for state in states if state.finished]
         factor = self._correction(finished, planned)
@@ -86,6 +95,15 @@ class WorkEstimate:
         share = done / (done + remaining) if done + remaining else 0.0
         return ScreenWork(done=trials, expected=expected, share=share)
 
+    def _measure_overhead(self, states: Collection[ProblemState]) -> None:
+        """Take the time that is no launch as the overhead of the trials: on a CPU one runs at a time."""
+        now, answered = time.monotonic(), sum(state.answered for state in states)
+        if not answered:
+            self._began = now
+        elif answered >= _MIN_TIMED:
+            launches_us = sum(state.timed_us for state in states)
+            self._overhead_us = max(0.0, 1e6 * (now - self._began) - launches_us) / answered
+
     def _weights(self, states: Collection[ProblemState]) -> dict[str, float]:
         """By problem id, the mean time of its trials; where none is timed yet, in proportion to the others."""
         measured = {
@@ -94,6 +112,10 @@ class WorkEstimate:
             if state.timed_count >= _MIN_TIMED
         }
         relative = sum(self._relative[name] for name in measured)
+        if self._is_cpu and measured:  # there the overhead is the larger part of a small product's trials
+            launches = sum(measured.values()) - len(measured) * self._overhead_us
+            scale = launches / (relative - len(measured))
+            return {n: measured.get(n, self._overhead_us + scale * (w - 1)) for n, w in self._relative.items()}
         scale = sum(measured.values()) / relative if relative else 1.0
         return {name: measured.get(name, scale * weight) for name, weight in self._relative.items()}
 
