@@ -16,10 +16,11 @@ from gemmpipe.templates.hopper.constraints import (
     MaxColumns,
     accumulator_width,
     in_waves,
+    stage_buffers,
     warpgroup_columns,
 )
 from gemmpipe.templates.hopper.launch import WarpSpecialised
-from gemmpipe.templates.params import OWN_PACE, SCALE_BLOCK, SCALE_BLOCKS, int_knob
+from gemmpipe.templates.params import CONSTANT_NK, OWN_PACE, SCALE_BLOCK, SCALE_BLOCKS, int_knob
 from gemmpipe.templates.tiled import ceil_div, check_scale_order, readable_scale_orders
 
 if TYPE_CHECKING:
@@ -107,13 +108,15 @@ class BlockscaleWarpSpecialised(WarpSpecialised):
 
     def knob_names(self, spec: GemmSpec, device: Device) -> tuple[str, ...]:
         """The axes that this kernel has."""
-        return (*super().knob_names(spec, device), OWN_PACE)
+        return (*super().knob_names(spec, device), OWN_PACE, CONSTANT_NK)
 
     def normalise(self, spec: GemmSpec, knobs: Knobs, device: Device) -> Knobs:
-        """OWN_PACE only where there are turns without it."""
+        """OWN_PACE only where there are turns without it, CONSTANT_NK if true."""
         kept = dict(super().normalise(spec, knobs, device))
         if knobs.get(OWN_PACE) and in_waves(knobs) and warpgroup_columns(knobs) > _TWO_PRODUCTS_COLUMNS:
             kept[OWN_PACE] = True
+        if knobs.get(CONSTANT_NK):
+            kept[CONSTANT_NK] = True
         return kept
 
     def build(self, spec: GemmSpec, knobs: Knobs) -> Build:
@@ -176,7 +179,8 @@ class BlockscaleWarpSpecialised(WarpSpecialised):
             "SCALE_BLOCK": SCALE_BLOCK,
             "BATCH": _batch(spec, knobs, self.reading),
             "READING": self.reading,
-            **({"TURNS": turns} if in_waves(knobs) else {}),
+            **({"TURNS": turns, "BUFFERS": stage_buffers(knobs)} if in_waves(knobs) else {}),
+            **({"N": spec.n, "blocks": ceil_div(spec.k, SCALE_BLOCK)} if knobs.get(CONSTANT_NK) else {}),
         }
 
     def boxes(self, spec: GemmSpec, knobs: Knobs) -> dict[str, tuple[str, list[int], object]]:

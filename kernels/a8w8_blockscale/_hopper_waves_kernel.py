@@ -161,7 +161,6 @@ def math_warpgroup(
     EDGES: gl.constexpr = crosses_blocks(wg.COLUMNS, SCALE_BLOCK)
     slot = 0
     phase = 0
-    stage = ring.stage.index(wg.GROUP)
     x_at, w_at = matrix_descriptors(ring, wg)
     never = (work.M < 0).to(gl.int32)
     mbarrier.wait(ring.ready, 0)
@@ -179,7 +178,7 @@ def math_warpgroup(
             slot, phase, sums = multiply_in_order(
                 ring, wg, x_at, w_at, slot, phase, never, w_scales, work.blocks, WAVES, TURNS, EDGES
             )
-        store_waves(sums, wg, out, stage, row + wg.ROW, column, WAVES)
+        store_waves(sums, wg, out, ring.stage, row + wg.ROW, column, WAVES)
     if TURNS:
         pingpong_end(wg.GROUP)
     tma.store_wait(0)
@@ -191,17 +190,17 @@ def blockscale_waves(
     M, N, blocks, programs, group_m, whole, splits, w_scale_stride, scale_stride, scale_row_stride,
     BLOCK_SIZE_M: gl.constexpr, BLOCK_SIZE_N: gl.constexpr, BLOCK_SIZE_K: gl.constexpr, STAGES: gl.constexpr,
     SPLIT_K: gl.constexpr, REGISTERS: gl.constexpr, LOADER_REGISTERS: gl.constexpr, SCALE_BLOCK: gl.constexpr,
-    BATCH: gl.constexpr, READING: gl.constexpr, TURNS: gl.constexpr,
+    BATCH: gl.constexpr, READING: gl.constexpr, TURNS: gl.constexpr, BUFFERS: gl.constexpr,
 ):  # fmt: skip
     """out = (x * x_scale) @ (w * w_scale)^T; arguments as in _hopper_kernel.blockscale_warp_specialised.
 
     TURNS: with one product, the warpgroups multiply in turns. BATCH: with two products, the K blocks after which
-    nothing is in flight.
+    nothing is in flight. BUFFERS: those of a warpgroup for the output.
     """
     FLAT: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=1)
     x_ring, w_ring = allocate_wave_rings(x, BLOCK_SIZE_M, BLOCK_SIZE_N, BLOCK_SIZE_K, STAGES)
     scale_ring = gl.allocate_shared_memory(gl.float32, [STAGES, BLOCK_SIZE_M], FLAT)
-    stage = gl.allocate_shared_memory(out.dtype, [2, 64, out.block_type.shape[1]], out.layout)
+    stage = gl.allocate_shared_memory(out.dtype, [2 * BUFFERS, 64, out.block_type.shape[1]], out.layout)
     full, empty, ready = allocate_barriers(STAGES)
     ring = Ring(x_ring, w_ring, scale_ring, stage, full, empty, ready)
     tiles_m = gl.cdiv(M, BLOCK_SIZE_M)

@@ -83,6 +83,7 @@ def new_tiles() -> Iterator[dict[str, Scalar]]:
     """Two waves, with one product in turns or at each warpgroup's own pace, with two; wide tiles at their own pace."""
     for group, cluster in ((4, 1), (2, 2), (8, 2), (16, 1)):
         yield tile(256, 128, 4, group, cluster)
+        yield tile(256, 128, 3, group, cluster, OWN_PACE=True)
         for n, stages in ((64, 5), (96, 4)):
             yield tile(256, n, stages, group, cluster)
         for n in (112, 128):

@@ -128,7 +128,20 @@ def x_box_rows(spec: GemmSpec, block_m: int) -> int:
 
 def hopper_shared_bytes(knobs: Knobs) -> int:
     """Shared memory of a program: the ring, and the columns staged for the output, 16 bits per element."""
-    return _ring_bytes(knobs) + 2 * 2 * WARPGROUP_M * epilogue_columns(knobs)
+    return _ring_bytes(knobs) + 2 * 2 * WARPGROUP_M * epilogue_columns(knobs) * stage_buffers(knobs)
+
+
+def stage_buffers(knobs: Knobs) -> int:
+    """Buffers of a warpgroup for `epilogue_columns`: with waves as many as the ring leaves room for.
+
+    A divisor of a tile's parts, so that every tile begins with the buffer that has been copied out of longest ago.
+    """
+    if not in_waves(knobs):
+        return 1
+    columns = part_columns(knobs)
+    parts = ceil_div(int_knob(knobs, "BLOCK_SIZE_M"), 2 * WARPGROUP_M) * warpgroup_columns(knobs) // columns
+    room = (_MAX_SHARED_BYTES - _ring_bytes(knobs)) // (2 * 2 * WARPGROUP_M * columns)
+    return max((each for each in range(1, parts + 1) if parts % each == 0 and each <= room), default=1)
 
 
 def _ring_bytes(knobs: Knobs) -> int:

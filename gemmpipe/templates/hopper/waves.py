@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma
 
-from gemmpipe.templates.hopper.epilogue import store_tile
-from gemmpipe.templates.hopper.gluon_compat import view_as_ring
+from gemmpipe.templates.hopper.gluon_compat import tma_store, view_as_ring
 from gemmpipe.templates.hopper.tile_scheduler import WarpgroupPartition, accumulator_layout, swizzled_tile
 from gemmpipe.templates.hopper.wgmma_any_n import slot_descriptors, wgmma_steps
 
@@ -162,6 +162,14 @@ def whole_tile_place(work, work_id, BLOCK_SIZE_M: gl.constexpr, BLOCK_SIZE_N: gl
 
 @gluon.jit
 def store_waves(sums, wg, out, stage, row, column, WAVES: gl.constexpr):
-    """Store the sums of all waves of a tile, whose share for this warpgroup begins at (row, column)."""
+    """Store the sums of all waves of a tile, whose share for this warpgroup begins at (row, column).
+
+    The parts take the warpgroup's buffers of `stage` in turn: while one is copied to memory, the next is filled.
+    """
+    BUFFERS: gl.constexpr = stage.shape[0] // 2
     for i in gl.static_range(WAVES * wg.PARTS):
-        store_tile(sums[i], out, stage, row + i // wg.PARTS * 64, column + i % wg.PARTS * wg.WIDTH)
+        place = stage.index(wg.GROUP * BUFFERS + i % BUFFERS)
+        tma.store_wait(BUFFERS - 1)  # the copy that began as many copies ago has read its buffer
+        place.store(sums[i].to(place.dtype))
+        fence_async_shared()
+        tma_store(out, [row + i // wg.PARTS * 64, column + i % wg.PARTS * wg.WIDTH], place)
