@@ -6,7 +6,8 @@ For each product: the shipped winner and plain variants of it (`old`), and the n
 Triton's ptxas and by the later one that it includes for Blackwell (or --ptxas). All are compiled first, in parallel,
 and checked against the reference, over NaN. One pass times all of them; then the fastest of both kinds take turns, in
 CUDA graphs over weights that rotate through 200 MB, for both memory orders of x_scale. Prints one line a product and
-order; FILE has a row for every candidate. --odd: first checks results of sizes that fit no tile. Stops at --limit-s.
+order; FILE has a row for every candidate. --odd: first checks results of sizes that fit no tile. --refine: only the
+leaders of an earlier run, and those with constant N and K (counted as `new`). Stops at --limit-s.
 """
 
 import argparse
@@ -118,6 +119,23 @@ def variants(product: str, device: Device, later: str) -> list[Variant]:
                 continue
             for ptxas in ("", later) if later and knobs.get("OWN_PACE") else ("",):
                 found[json.dumps([kept, ptxas], sort_keys=True)] = Variant(knobs=kept, ptxas=ptxas, new=new)
+    return list(found.values())
+
+
+def refined(product: str, rows: list[dict[str, str]], device: Device, later: str) -> list[Variant]:
+    """The fastest variants of an earlier run's FILE, and the leading ones with constant N and K."""
+    spec, found = spec_of(product, device), {}
+    for new in ("False", "True"):
+        for order in ORDERS:
+            of = [row for row in rows if (row["product"], row["new"], row["order"]) == (product, new, order)]
+            of = [row for row in of if float(row["wrong"]) < 0.01]
+            of.sort(key=lambda row: (-int(row["replays"]), float(row["us"])))
+            for rank, row in enumerate(of[:3]):
+                ptxas, knobs = later if "ptxas+" in row["variant"] else "", json.loads(row["knobs"])
+                for constant in (False, True) if rank < 2 else (False,):
+                    kept = KERNEL.normalise(spec, {**knobs, "CONSTANT_NK": constant}, device)
+                    variant = Variant(knobs=kept, ptxas=ptxas, new=constant or new == "True")
+                    found[json.dumps([kept, ptxas], sort_keys=True)] = variant
     return list(found.values())
 
 
@@ -318,9 +336,15 @@ def main() -> None:
     parser.add_argument("--products", default=LOST)
     parser.add_argument("--ptxas", default=str(later) if later.exists() else "", help="a later one; empty: none")
     parser.add_argument("--odd", action="store_true")
+    parser.add_argument("--refine", type=Path, help="FILE of an earlier run: its leaders, with constant N and K too")
     words = parser.parse_args()
     end, device = time.perf_counter() + words.limit_s, gpu_device(0)
     cases = {each: variants(each, device, words.ptxas) for each in words.products.replace(",", " ").split()}
+    if words.refine:
+        with words.refine.open(newline="") as stream:
+            earlier = list(csv.DictReader(stream))
+        cases = {each: refined(each, earlier, device, words.ptxas) for each in cases}
+        cases = {each: chosen for each, chosen in cases.items() if chosen}
     odd = {each: [v for v in variants(each, device, "") if v.new] for each in ODD.split()} if words.odd else {}
     facts = compile_all({**cases, **odd}, device)
     good = {
