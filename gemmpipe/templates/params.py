@@ -32,6 +32,10 @@ OWN_PACE = "OWN_PACE"
 """Whether warpgroups with registers for one product multiply each at its own pace: a knob of block-scaled ones."""
 CONSTANT_NK = "CONSTANT_NK"
 """Whether N and K are constants of the binary: a knob of block-scaled warp-specialised kernels."""
+EARLY_WEIGHTS = "EARLY_WEIGHTS"
+"""Whether w is copied before the previous kernel has ended, which must not write w: a knob of the same kernels."""
+BLOCK_SCALED_KNOBS = (OWN_PACE, CONSTANT_NK, EARLY_WEIGHTS)
+"""Knobs of the block-scaled warp-specialised kernels alone; false where absent."""
 CACHE_MODIFIERS = ("", ".ca", ".cg")
 """Cache modifiers of loads of the weight."""
 MAX_PORTABLE_CLUSTER = 8
@@ -50,7 +54,7 @@ def int_knob(knobs: Knobs, name: str) -> int:
 def check_axes(space: "Space", known: Sequence[str]) -> None:
     """Raises UserError for an unknown axis, a required one that is missing, or a value out of range."""
     for axis in space.axes:
-        if axis not in (*known, CTAS_PER_SM, CLUSTER_SIZE, OWN_PACE, CONSTANT_NK):
+        if axis not in (*known, CTAS_PER_SM, CLUSTER_SIZE, *BLOCK_SCALED_KNOBS):
             raise UserError(f"space.{axis}: no knob of this kernel{suggest_or_list(axis, known)}")
     for axis in REQUIRED_AXES:
         if axis not in space.axes:
@@ -84,7 +88,7 @@ def _expected_range(axis: str, value: Scalar) -> str | None:
         return None if value is None or (number and size >= 0) else "a whole number from 0"
     if axis == "cache_modifier":
         return None if value in CACHE_MODIFIERS else f"one of {', '.join(map(repr, CACHE_MODIFIERS))}"
-    return (None if isinstance(value, bool) else "true or false") if axis in (SWAP_AB, OWN_PACE, CONSTANT_NK) else None
+    return (None if isinstance(value, bool) else "true or false") if axis in (SWAP_AB, *BLOCK_SCALED_KNOBS) else None
 
 
 TRITON_TYPES = {

@@ -20,7 +20,15 @@ from gemmpipe.templates.hopper.constraints import (
     warpgroup_columns,
 )
 from gemmpipe.templates.hopper.launch import WarpSpecialised
-from gemmpipe.templates.params import CONSTANT_NK, OWN_PACE, SCALE_BLOCK, SCALE_BLOCKS, int_knob
+from gemmpipe.templates.params import (
+    BLOCK_SCALED_KNOBS,
+    CONSTANT_NK,
+    EARLY_WEIGHTS,
+    OWN_PACE,
+    SCALE_BLOCK,
+    SCALE_BLOCKS,
+    int_knob,
+)
 from gemmpipe.templates.tiled import ceil_div, check_scale_order, readable_scale_orders
 
 if TYPE_CHECKING:
@@ -35,6 +43,7 @@ _STRIDE_ARGUMENTS = {
 }
 """Strides of x's scales that are arguments; the other is a constant."""
 _WAVES_KERNEL = "gemmpipe.kernels.a8w8_blockscale._hopper_waves_kernel:blockscale_waves"
+_EARLY_KERNEL = "gemmpipe.kernels.a8w8_blockscale._hopper_early_kernel:blockscale_early_weights"
 _WAVES_REGISTERS = {COPIED: (240, 24), FOURS: (224, 56), STRIDED: (224, 56)}
 """Of a math warpgroup with the sums of two waves and a product, and of the other warps."""
 _TWO_PRODUCTS_COLUMNS = 96
@@ -108,26 +117,30 @@ class BlockscaleWarpSpecialised(WarpSpecialised):
 
     def knob_names(self, spec: GemmSpec, device: Device) -> tuple[str, ...]:
         """The axes that this kernel has."""
-        return (*super().knob_names(spec, device), OWN_PACE, CONSTANT_NK)
+        return (*super().knob_names(spec, device), *BLOCK_SCALED_KNOBS)
 
     def normalise(self, spec: GemmSpec, knobs: Knobs, device: Device) -> Knobs:
-        """OWN_PACE only where there are turns without it, CONSTANT_NK if true."""
+        """Further knobs if true; OWN_PACE only where there are turns without it, EARLY_WEIGHTS only without waves."""
         kept = dict(super().normalise(spec, knobs, device))
-        if knobs.get(OWN_PACE) and in_waves(knobs) and warpgroup_columns(knobs) > _TWO_PRODUCTS_COLUMNS:
-            kept[OWN_PACE] = True
-        if knobs.get(CONSTANT_NK):
-            kept[CONSTANT_NK] = True
+        kept |= {name: True for name in BLOCK_SCALED_KNOBS if knobs.get(name)}
+        if not in_waves(kept) or warpgroup_columns(kept) <= _TWO_PRODUCTS_COLUMNS:
+            kept.pop(OWN_PACE, None)
+        if in_waves(kept):
+            kept.pop(EARLY_WEIGHTS, None)
         return kept
 
     def build(self, spec: GemmSpec, knobs: Knobs) -> Build:
-        """Of the kernel with waves, or of the other one."""
-        own = replace(self, kernel=_WAVES_KERNEL) if in_waves(knobs) else self
-        return WarpSpecialised.build(own, spec, knobs)
+        """Of the kernel for these knobs."""
+        return WarpSpecialised.build(self._for(knobs), spec, knobs)
 
     def kernel_name(self, knobs: Knobs) -> str:
         """The function and the hash of its source."""
-        own = replace(self, kernel=_WAVES_KERNEL) if in_waves(knobs) else self
-        return WarpSpecialised.kernel_name(own, knobs)
+        return WarpSpecialised.kernel_name(self._for(knobs), knobs)
+
+    def _for(self, knobs: Knobs) -> "BlockscaleWarpSpecialised":
+        if in_waves(knobs):
+            return replace(self, kernel=_WAVES_KERNEL)
+        return replace(self, kernel=_EARLY_KERNEL) if knobs.get(EARLY_WEIGHTS) else self
 
     def builds(self, spec: GemmSpec, knobs: Knobs, device: Device) -> tuple[Build, ...]:
         """One for each load mode of x's scales."""

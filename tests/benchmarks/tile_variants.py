@@ -7,7 +7,8 @@ Triton's ptxas and by the later one that it includes for Blackwell (or --ptxas).
 and checked against the reference, over NaN. One pass times all of them; then the fastest of both kinds take turns, in
 CUDA graphs over weights that rotate through 200 MB, for both memory orders of x_scale. Prints one line a product and
 order; FILE has a row for every candidate. --odd: first checks results of sizes that fit no tile. --refine: only the
-leaders of an earlier run, and those with constant N and K (counted as `new`). Stops at --limit-s.
+leaders of an earlier run, and those with constant N and K (counted as `new`). --add: instead of tiles, shipped winners
+with further knobs. Stops at --limit-s.
 """
 
 import argparse
@@ -35,6 +36,7 @@ from gemmpipe.family.reference import error_ratio
 from gemmpipe.kernels.a8w8_blockscale._gluon import BlockscaleWarpSpecialised
 from gemmpipe.launch import build as builds
 from gemmpipe.tables import store
+from gemmpipe.templates.params import BLOCK_SCALED_KNOBS
 
 FAMILY = load_family("a8w8_blockscale")
 KERNEL = next(i for i in FAMILY.implementations if isinstance(i, BlockscaleWarpSpecialised))
@@ -63,7 +65,7 @@ class Variant:
         tile = f"{knobs['BLOCK_SIZE_M']}x{knobs['BLOCK_SIZE_N']} s{knobs['num_stages']} g{knobs['GROUP_SIZE_M']}"
         more = [f"k/{knobs['NUM_KSPLIT']}"] if knobs["NUM_KSPLIT"] != 1 else []
         more += [f"c{knobs['CLUSTER_SIZE']}"] if "CLUSTER_SIZE" in knobs else []
-        more += [name.lower() for name in ("OWN_PACE", "CONSTANT_NK") if knobs.get(name)]
+        more += [name.lower() for name in BLOCK_SCALED_KNOBS if knobs.get(name)]
         return " ".join([tile, *more, *(["ptxas+"] if self.ptxas else [])])
 
 
@@ -119,6 +121,17 @@ def variants(product: str, device: Device, later: str) -> list[Variant]:
                 continue
             for ptxas in ("", later) if later and knobs.get("OWN_PACE") else ("",):
                 found[json.dumps([kept, ptxas], sort_keys=True)] = Variant(knobs=kept, ptxas=ptxas, new=new)
+    return list(found.values())
+
+
+def adding(product: str, names: list[str], device: Device) -> list[Variant]:
+    """Shipped winners (`old`), each with one of these knobs and with all of them (`new`)."""
+    spec, found = spec_of(product, device), {}
+    for knobs in shipped(product, device):
+        for more in ([], *([name] for name in names), names):
+            kept = KERNEL.normalise(spec, {**knobs, **dict.fromkeys(more, True)}, device)
+            if not KERNEL.unsupported_reason(spec, kept, device):
+                found[json.dumps(kept, sort_keys=True)] = Variant(knobs=kept, ptxas="", new=bool(more))
     return list(found.values())
 
 
@@ -337,9 +350,13 @@ def main() -> None:
     parser.add_argument("--ptxas", default=str(later) if later.exists() else "", help="a later one; empty: none")
     parser.add_argument("--odd", action="store_true")
     parser.add_argument("--refine", type=Path, help="FILE of an earlier run: its leaders, with constant N and K too")
+    parser.add_argument("--add", default="", help="knobs, with commas: shipped winners with and without them")
     words = parser.parse_args()
     end, device = time.perf_counter() + words.limit_s, gpu_device(0)
     cases = {each: variants(each, device, words.ptxas) for each in words.products.replace(",", " ").split()}
+    if words.add:
+        cases = {each: adding(each, words.add.split(","), device) for each in cases}
+        cases = {each: chosen for each, chosen in cases.items() if chosen}
     if words.refine:
         with words.refine.open(newline="") as stream:
             earlier = list(csv.DictReader(stream))

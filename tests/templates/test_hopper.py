@@ -23,6 +23,7 @@ from gemmpipe.templates.hopper.constraints import (
 from gemmpipe.templates.hopper.launch import WarpSpecialised
 from gemmpipe.templates.hopper.tile_scheduler import accumulator_parts
 from gemmpipe.templates.hopper.waves import wave_part_columns
+from gemmpipe.templates.params import BLOCK_SCALED_KNOBS
 
 SM_90 = arch_device("sm_90")
 FAMILIES = ("a16w16", "a8w8", "a8w8_blockscale", "a8w8_bpreshuffle", "a8w8_blockscale_bpreshuffle")
@@ -337,10 +338,11 @@ def test_knobs_without_effect_are_dropped() -> None:
     kernel, spec = _kernel("a8w8_blockscale", 512)
     plain = kernel.normalise(spec, _wave_knobs(128, 96, 5, False), SM_90)
     for block_m, columns in ((128, 96), (64, 192), (256, 64)):  # two products, or half of the columns
-        knobs = {**_wave_knobs(block_m, columns, 4, True), "CONSTANT_NK": False}
-        assert not {"OWN_PACE", "CONSTANT_NK"} & kernel.normalise(spec, knobs, SM_90).keys()
+        knobs = {**_wave_knobs(block_m, columns, 4, True), "CONSTANT_NK": False, "EARLY_WEIGHTS": block_m == 256}
+        assert not {*BLOCK_SCALED_KNOBS} & kernel.normalise(spec, knobs, SM_90).keys()
     assert kernel.kernel_name(plain).startswith("blockscale_warp_specialised@")
     assert kernel.kernel_name(_wave_knobs(128, 160, 5, True)).startswith("blockscale_waves@")
+    assert kernel.kernel_name({**plain, "EARLY_WEIGHTS": True}).startswith("blockscale_early_weights@")
 
 
 @pytest.mark.parametrize("tile", [(128, 128, 5, False), (256, 128, 4, False), (64, 64, 6, False)], ids=str)
@@ -355,3 +357,18 @@ def test_constant_sizes_are_no_arguments(tile: tuple[int, int, int, bool]) -> No
     others = kernel.builds(replace(spec, n=1536), knobs, SM_90)
     assert not set(others) & set(kernel.builds(spec, knobs, SM_90))
     assert len(kernel.builds(spec, {**knobs, "CONSTANT_NK": False}, SM_90)) == len(others)
+
+
+@pytest.mark.parametrize("tile", [(64, 64, 6, 3), (64, 192, 6, 1), (128, 128, 4, 1)], ids=str)
+def test_weights_are_copied_before_the_wait(tile: tuple[int, int, int, int]) -> None:
+    kernel, spec = _kernel("a8w8_blockscale", 64 if tile[0] == 64 else 256)
+    knobs = {**_wave_knobs(*tile[:3], False), "NUM_KSPLIT": tile[3]}
+    for early in (False, True):
+        knobs = kernel.normalise(spec, {**knobs, "EARLY_WEIGHTS": early}, SM_90)
+        assert kernel.unsupported_reason(spec, knobs, SM_90) is None
+        for build in kernel.builds(spec, knobs, SM_90):
+            assert (compile_build(build, SM_90).spills or 0) <= 16
+            ptx = compile_kernel(build, SM_90).asm["ptx"]
+            loader = ptx[: ptx.index("griddepcontrol.launch_dependents")]  # only the loader has it
+            wait = loader.rindex("griddepcontrol.wait")
+            assert (".shared::cluster.global" in loader[:wait]) == early
