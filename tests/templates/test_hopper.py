@@ -360,15 +360,15 @@ def test_constant_sizes_are_no_arguments(tile: tuple[int, int, int, bool]) -> No
 
 
 @pytest.mark.parametrize("tile", [(64, 64, 6, 3), (64, 192, 6, 1), (128, 128, 4, 1)], ids=str)
-def test_weights_are_copied_before_the_wait(tile: tuple[int, int, int, int]) -> None:
+def test_early_weights_are_copied_in_two_places(tile: tuple[int, int, int, int]) -> None:
     kernel, spec = _kernel("a8w8_blockscale", 64 if tile[0] == 64 else 256)
     knobs = {**_wave_knobs(*tile[:3], False), "NUM_KSPLIT": tile[3]}
+    copies = {}
     for early in (False, True):
         knobs = kernel.normalise(spec, {**knobs, "EARLY_WEIGHTS": early}, SM_90)
         assert kernel.unsupported_reason(spec, knobs, SM_90) is None
         for build in kernel.builds(spec, knobs, SM_90):
             assert (compile_build(build, SM_90).spills or 0) <= 16
-            ptx = compile_kernel(build, SM_90).asm["ptx"]
-            loader = ptx[: ptx.index("griddepcontrol.launch_dependents")]  # only the loader has it
-            wait = loader.rindex("griddepcontrol.wait")
-            assert (".shared::cluster.global" in loader[:wait]) == early
+            ptx, reading = compile_kernel(build, SM_90).asm["ptx"], dict(build.constants)["READING"]
+            copies[early, reading] = len(re.findall(r"cp\.async\.bulk\.tensor\.2d\.shared::cluster\.global", ptx))
+    assert all(count == copies[False, reading] + early for (early, reading), count in copies.items())
