@@ -13,6 +13,7 @@ from gemmpipe.launch.launch import KernelLaunch
 from gemmpipe.templates.constraints import tile_violation
 from gemmpipe.templates.hopper.constraints import (
     BLOCK_SCALED_MAX_COLUMNS,
+    WARPGROUP_M,
     MaxColumns,
     accumulator_width,
     in_waves,
@@ -46,8 +47,6 @@ _WAVES_KERNEL = "gemmpipe.kernels.a8w8_blockscale._hopper_waves_kernel:blockscal
 _EARLY_KERNEL = "gemmpipe.kernels.a8w8_blockscale._hopper_early_kernel:blockscale_early_weights"
 _WAVES_REGISTERS = {COPIED: (240, 24), FOURS: (224, 56), STRIDED: (224, 56)}
 """Of a math warpgroup with the sums of two waves and a product, and of the other warps."""
-_TWO_PRODUCTS_COLUMNS = 96
-"""The most columns of a warpgroup that has registers for two products."""
 _SCALE_LOADER_REGISTERS = 40
 """Registers per thread of the warps that hold eight scales of each of two rows; more would be the math warpgroups'."""
 
@@ -120,10 +119,10 @@ class BlockscaleWarpSpecialised(WarpSpecialised):
         return (*super().knob_names(spec, device), *BLOCK_SCALED_KNOBS)
 
     def normalise(self, spec: GemmSpec, knobs: Knobs, device: Device) -> Knobs:
-        """Further knobs if true; OWN_PACE only where there are turns without it, EARLY_WEIGHTS only without waves."""
+        """Further knobs if true; OWN_PACE only for 128 rows, EARLY_WEIGHTS only without waves."""
         kept = dict(super().normalise(spec, knobs, device))
         kept |= {name: True for name in BLOCK_SCALED_KNOBS if knobs.get(name)}
-        if not in_waves(kept) or warpgroup_columns(kept) <= _TWO_PRODUCTS_COLUMNS:
+        if int_knob(kept, "BLOCK_SIZE_M") != 2 * WARPGROUP_M:
             kept.pop(OWN_PACE, None)
         if in_waves(kept):
             kept.pop(EARLY_WEIGHTS, None)
@@ -185,14 +184,13 @@ class BlockscaleWarpSpecialised(WarpSpecialised):
         return math, loader if self.reading == COPIED else max(loader, _SCALE_LOADER_REGISTERS)
 
     def constants(self, spec: GemmSpec, knobs: Knobs) -> Mapping[str, Scalar]:
-        """Constant strides, rows of w per scale, K blocks per batch, the load mode, and whether there are turns."""
-        turns = warpgroup_columns(knobs) > _TWO_PRODUCTS_COLUMNS and not knobs.get(OWN_PACE)
+        """Constant strides, rows of w per scale, K blocks per batch, the load mode, and further knobs'."""
         return {
             **{name: 1 for name in _STRIDE_ARGUMENTS[STRIDED] if name not in _STRIDE_ARGUMENTS[self.reading]},
             "SCALE_BLOCK": SCALE_BLOCK,
             "BATCH": _batch(spec, knobs, self.reading),
             "READING": self.reading,
-            **({"TURNS": turns, "BUFFERS": stage_buffers(knobs)} if in_waves(knobs) else {}),
+            **({"BUFFERS": stage_buffers(knobs)} if in_waves(knobs) else {}),
             **({"N": spec.n, "blocks": ceil_div(spec.k, SCALE_BLOCK)} if knobs.get(CONSTANT_NK) else {}),
         }
 

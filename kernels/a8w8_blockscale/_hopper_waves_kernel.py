@@ -2,7 +2,7 @@
 
 As _hopper_kernel.py, with the same roles, ring and scales; a warpgroup has one or two waves of 64 rows
 (gemmpipe/templates/hopper/waves.py). Up to 96 columns two products are in flight in addition to the sums; above, one,
-and the warpgroups multiply in turns or each at its own pace. Programs are persistent. Written in Gluon, which has no
+and each warpgroup multiplies at its own pace. Programs are persistent. Written in Gluon, which has no
 interpreter.
 """
 
@@ -19,6 +19,7 @@ from gemmpipe.templates.hopper.waves import (
     WholeTiles,
     add_scaled_wave,
     allocate_wave_rings,
+    hold_order,
     store_waves,
     wave_count,
     wave_partition,
@@ -27,20 +28,15 @@ from gemmpipe.templates.hopper.waves import (
     whole_tile_place,
     zero_waves,
 )
-from gemmpipe.templates.hopper.wgmma_any_n import (
-    checked_barrier_init_warp,
-    matrix_descriptors,
-    pingpong_begin,
-    pingpong_end,
-)
+from gemmpipe.templates.hopper.wgmma_any_n import checked_barrier_init_warp, matrix_descriptors, wgmma_slot
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def,assignment"
 
 
 @gluon.constexpr_function
-def holds_two_products(columns):
-    """True if there are registers for two products in addition to the sums of two waves of this width."""
-    return columns <= 96
+def holds_two_products(columns, waves):
+    """True if there are registers for two products of this width in addition to the sums of these waves."""
+    return columns * (waves + 2) <= 384
 
 
 @gluon.constexpr_function
@@ -61,23 +57,32 @@ def load_w_scales(w_scales, k, EDGES: gl.constexpr):
 
 @gluon.jit
 def multiply_in_order(
-    ring, wg, x_at, w_at, slot, phase, never, w_scales, blocks, WAVES: gl.constexpr, TURNS: gl.constexpr,
-    EDGES: gl.constexpr,
-):  # fmt: skip
+    ring, wg, x_at, w_at, slot, phase, never, w_scales, blocks, WAVES: gl.constexpr, EDGES: gl.constexpr
+):
     """The sums of a work tile with one product at a time; returns (slot, phase, sums).
 
-    TURNS: the other warpgroup multiplies while this one adds up, in turns; else whenever it has a product to start.
+    A wait for a slot that is full already is a branch, over which ptxas moves nothing. Without the one before a product
+    it moves additions below, for which registers are missing; without the one after it scales are multiplied between
+    the product's instructions, and the other warpgroup's come in between.
     """
     low, high = load_w_scales(w_scales, 0, EDGES)
-    sums, product = zero_waves(wg, WAVES), zero_waves(wg, 1)
+    sums = zero_waves(wg, WAVES)
     for k in range(blocks):
-        mbarrier.wait(ring.full.index(slot), phase)
-        next_low, next_high = load_w_scales(w_scales, gl.minimum(k + 1, blocks - 1), EDGES)
+        next_low, next_high, product = low, high, ()
         for wave in gl.static_range(WAVES):
+            if wave == 0:
+                mbarrier.wait(ring.full.index(slot), phase)
+            else:
+                hold_order(never)
+            if wave == 0:
+                flying = wgmma_slot((), ring, wg, x_at, w_at, slot)
+            else:
+                flying = wgmma_wave(product, never, ring, wg, x_at, w_at, slot, wave)
+            product = warpgroup_mma_wait(0, deps=flying)
+            hold_order(never)
+            if wave == 0:
+                next_low, next_high = load_w_scales(w_scales, gl.minimum(k + 1, blocks - 1), EDGES)
             scales = wave_scales(ring, wg, slot, wave)
-            product = wgmma_wave(product, never, ring, wg, x_at, w_at, slot, wave, TURNS)
-            if not TURNS:
-                product = warpgroup_mma_wait(0, deps=product)
             if wave == WAVES - 1:
                 mbarrier.arrive(ring.empty.index(slot), count=1)
             sums = add_scaled_wave(sums, product, scales, low, high, w_scales.edge, wave, wg.PARTS, EDGES)
@@ -95,33 +100,40 @@ def multiply_batch(
 ):  # fmt: skip
     """Add COUNT K blocks from k on, each wave scaled while the next is multiplied; none is in flight at the end.
 
-    product, other: the registers of the products. Returns (slot, phase, sums, product, other).
+    product, other: the registers of the products. Waits as in multiply_in_order. Returns (slot, phase, sums, product,
+    other).
     """
     mbarrier.wait(ring.full.index(slot), phase)
-    scales = wave_scales(ring, wg, slot, 0)
-    flying = wgmma_wave(product, never, ring, wg, x_at, w_at, slot, 0, False)
+    flying = wgmma_wave(product, never, ring, wg, x_at, w_at, slot, 0)
     low, high = load_w_scales(w_scales, k, EDGES)
     for i in gl.static_range(1, COUNT * WAVES):
-        next_slot, next_low, next_high = slot, low, high
+        next_slot, next_phase, next_low, next_high = slot, phase, low, high
         if i % WAVES == 0:
-            next_slot, phase = advance(slot, phase, ring.x.shape[0])
-            mbarrier.wait(ring.full.index(next_slot), phase)
-        next_scales = wave_scales(ring, wg, next_slot, i % WAVES)
-        newer = wgmma_wave(other, never, ring, wg, x_at, w_at, next_slot, i % WAVES, False)
+            next_slot, next_phase = advance(slot, phase, ring.x.shape[0])
+            mbarrier.wait(ring.full.index(next_slot), next_phase)
+        else:
+            hold_order(never)
+        newer = wgmma_wave(other, never, ring, wg, x_at, w_at, next_slot, i % WAVES)
+        other = warpgroup_mma_wait(1, deps=flying)
+        hold_order(never)
         if i % WAVES == 0:
             next_low, next_high = load_w_scales(w_scales, k + i // WAVES, EDGES)
-        other = warpgroup_mma_wait(1, deps=flying)
+        scales = wave_scales(ring, wg, slot, (i - 1) % WAVES)
         if i % WAVES == 0:
             mbarrier.arrive(ring.empty.index(slot), count=1)
         sums = add_scaled_wave(sums, other, scales, low, high, w_scales.edge, (i - 1) % WAVES, wg.PARTS, EDGES)
         # No instruction: holds the additions above the next matrix instruction.
         sums = warpgroup_mma_wait(1, deps=sums)
-        slot, flying, scales, low, high = next_slot, newer, next_scales, next_low, next_high
+        slot, phase, flying, low, high = next_slot, next_phase, newer, next_low, next_high
     product = warpgroup_mma_wait(0, deps=flying)
+    hold_order(never)
+    scales = wave_scales(ring, wg, slot, WAVES - 1)
     mbarrier.arrive(ring.empty.index(slot), count=1)
     sums = add_scaled_wave(sums, product, scales, low, high, w_scales.edge, WAVES - 1, wg.PARTS, EDGES)
     slot, phase = advance(slot, phase, ring.x.shape[0])
-    return slot, phase, sums, other, product  # an even number of waves: the next one is again in the other
+    if COUNT * WAVES % 2 == 0:  # each in its registers: the last product is in those of the second
+        product, other = other, product
+    return slot, phase, sums, product, other
 
 
 @gluon.jit
@@ -154,7 +166,7 @@ def scales_of_columns(w_scale_ptr, w_scale_stride, column, work, SCALE_BLOCK: gl
 @gluon.jit
 def math_warpgroup(
     wg, out, w_scale_ptr, w_scale_stride, ring, work,
-    SCALE_BLOCK: gl.constexpr, BATCH: gl.constexpr, TURNS: gl.constexpr,
+    SCALE_BLOCK: gl.constexpr, BATCH: gl.constexpr,
 ):  # fmt: skip
     """A math warpgroup: all columns of its waves."""
     WAVES: gl.constexpr = wave_count(wg.BLOCK_SIZE_M)
@@ -165,22 +177,18 @@ def math_warpgroup(
     never = (work.M < 0).to(gl.int32)
     mbarrier.wait(ring.ready, 0)
     gdc_wait()
-    if TURNS:
-        pingpong_begin(wg.GROUP)
     for work_id in range(gl.program_id(0), work.tiles_m * work.tiles_n, work.programs):
         row, column = whole_tile_place(work, work_id, wg.BLOCK_SIZE_M, wg.BLOCK_SIZE_N)
         w_scales = scales_of_columns(w_scale_ptr, w_scale_stride, column, work, SCALE_BLOCK)
-        if holds_two_products(wg.COLUMNS):
+        if holds_two_products(wg.COLUMNS, WAVES):
             slot, phase, sums = multiply_in_batches(
                 ring, wg, x_at, w_at, slot, phase, never, w_scales, work.blocks, WAVES, BATCH, EDGES
             )
         else:
             slot, phase, sums = multiply_in_order(
-                ring, wg, x_at, w_at, slot, phase, never, w_scales, work.blocks, WAVES, TURNS, EDGES
+                ring, wg, x_at, w_at, slot, phase, never, w_scales, work.blocks, WAVES, EDGES
             )
         store_waves(sums, wg, out, ring.stage, row + wg.ROW, column, WAVES)
-    if TURNS:
-        pingpong_end(wg.GROUP)
     tma.store_wait(0)
 
 
@@ -190,12 +198,11 @@ def blockscale_waves(
     M, N, blocks, programs, group_m, whole, splits, w_scale_stride, scale_stride, scale_row_stride,
     BLOCK_SIZE_M: gl.constexpr, BLOCK_SIZE_N: gl.constexpr, BLOCK_SIZE_K: gl.constexpr, STAGES: gl.constexpr,
     SPLIT_K: gl.constexpr, REGISTERS: gl.constexpr, LOADER_REGISTERS: gl.constexpr, SCALE_BLOCK: gl.constexpr,
-    BATCH: gl.constexpr, READING: gl.constexpr, TURNS: gl.constexpr, BUFFERS: gl.constexpr,
+    BATCH: gl.constexpr, READING: gl.constexpr, BUFFERS: gl.constexpr,
 ):  # fmt: skip
     """out = (x * x_scale) @ (w * w_scale)^T; arguments as in _hopper_kernel.blockscale_warp_specialised.
 
-    TURNS: with one product, the warpgroups multiply in turns. BATCH: with two products, the K blocks after which
-    nothing is in flight. BUFFERS: those of a warpgroup for the output.
+    BATCH: with two products, the K blocks after which nothing is in flight. BUFFERS: a warpgroup's for the output.
     """
     FLAT: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=1)
     x_ring, w_ring = allocate_wave_rings(x, BLOCK_SIZE_M, BLOCK_SIZE_N, BLOCK_SIZE_K, STAGES)
@@ -214,10 +221,10 @@ def blockscale_waves(
     gl.warp_specialize([
         (math_warpgroup,
          (wave_partition(0, BLOCK_SIZE_M, BLOCK_SIZE_N, 8), out, w_scale_ptr, w_scale_stride, ring, own,
-          SCALE_BLOCK, BATCH, TURNS)),
+          SCALE_BLOCK, BATCH)),
         (math_warpgroup,
          (wave_partition(1, BLOCK_SIZE_M, BLOCK_SIZE_N, 8), out, w_scale_ptr, w_scale_stride, ring, own,
-          SCALE_BLOCK, BATCH, TURNS)),
+          SCALE_BLOCK, BATCH)),
         (producer_warp, (x, w, scales, scale_stride, ring, work, BLOCK_SIZE_N, SPLIT_K)) if COPIED else
         (producer_warp, (x, w, None, 0, bare, work, BLOCK_SIZE_N, SPLIT_K)),
         (checked_barrier_init_warp, (ring, SPLIT_K, FILLERS)),

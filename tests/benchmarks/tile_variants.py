@@ -83,16 +83,12 @@ def old_tiles() -> Iterator[dict[str, Scalar]]:
 
 
 def new_tiles() -> Iterator[dict[str, Scalar]]:
-    """Two waves, with one product in turns or at each warpgroup's own pace, with two; wide tiles at their own pace."""
+    """Two waves, and tiles of 128 rows at each warpgroup's own pace."""
     for group, cluster in ((4, 1), (2, 2), (8, 2), (16, 1)):
-        yield tile(256, 128, 4, group, cluster)
-        yield tile(256, 128, 3, group, cluster, OWN_PACE=True)
-        for n, stages in ((64, 5), (96, 4)):
+        for n, stages in ((64, 5), (96, 4), (128, 3), (128, 4)):
             yield tile(256, n, stages, group, cluster)
-        for n in (112, 128):
-            yield tile(256, n, 4, group, cluster, OWN_PACE=True)
-        for n in (160, 192):
-            yield tile(128, n, 5, group, cluster, OWN_PACE=True)
+        for n, stages in ((64, 8), (96, 7), (128, 6), (128, 5), (160, 5), (192, 5)):
+            yield tile(128, n, stages, group, cluster, OWN_PACE=True)
 
 
 def spec_of(product: str, device: Device) -> GemmSpec:
@@ -119,7 +115,8 @@ def variants(product: str, device: Device, later: str) -> list[Variant]:
             kept = KERNEL.normalise(spec, knobs, device)
             if KERNEL.unsupported_reason(spec, kept, device) or KERNEL.dominated_reason(spec, kept, device):
                 continue
-            for ptxas in ("", later) if later and knobs.get("OWN_PACE") else ("",):
+            wide = new and (knobs["GROUP_SIZE_M"], knobs.get("CLUSTER_SIZE")) == (8, 2) and knobs["BLOCK_SIZE_N"] > 96
+            for ptxas in ("", later) if later and wide else ("",):
                 found[json.dumps([kept, ptxas], sort_keys=True)] = Variant(knobs=kept, ptxas=ptxas, new=new)
     return list(found.values())
 

@@ -53,25 +53,14 @@ def allocate_wave_rings(
 
 
 @gluon.constexpr_function
-def _wave_asm(columns, parts, group):
-    """The product of a K block of fp8, in place of an earlier product; `group`: at once (-1), or in this one's turn.
-
-    The last operand, a number that is 0 but not for the compiler, makes the instructions read the earlier product:
-    ptxas then keeps its additions above them, and needs no registers for a second product.
-    """
+def _wave_asm(columns, parts):
     sums = columns // 2
-    never = 2 * sums + 2 * sums // parts
-    first, second, third, last = wgmma_steps(columns, parts, "fp8e4nv", False)
+    never = 2 * sums + 2 * sums // parts  # the last operand
+    first, *others = wgmma_steps(columns, parts, "fp8e4nv", False)
     first = first.replace("setp.ne.b32 add, 1, 0;", f"setp.ne.b32 add, ${never}, 0;")
+    steps = " ".join([first, *others])
     fence, commit = "wgmma.fence.sync.aligned;", "wgmma.commit_group.sync.aligned;"
-    if group < 0:
-        text = f"{fence} {first} {second} {third} {last} {commit}"
-    else:  # as wgmma_any_n.wgmma_pingpong
-        text = (
-            f"bar.sync {14 + group}, 256; {fence} {first} {second} {third} {commit} {last} {commit}"
-            f" wgmma.wait_group.sync.aligned 1; bar.arrive {15 - group}, 256; wgmma.wait_group.sync.aligned 0;"
-        )
-    return f"{{ .reg .pred add; .reg .b64 x, w; {text} }}"
+    return f"{{ .reg .pred add; .reg .b64 x, w; {fence} {steps} {commit} }}"
 
 
 @gluon.constexpr_function
@@ -87,20 +76,33 @@ def _wave_types(parts):
 
 
 @gluon.jit
-def wgmma_wave(product, never, ring, wg, x_at, w_at, slot, wave: gl.constexpr, TURNS: gl.constexpr):
-    """x @ w^T of a wave and a K block in the registers of `product`: in flight, or with TURNS finished.
+def wgmma_wave(product, never, ring, wg, x_at, w_at, slot, wave: gl.constexpr):
+    """Start x @ w^T of a wave and a K block in the registers of an earlier product, which it replaces.
 
-    x_at, w_at: wgmma_any_n.matrix_descriptors of this warpgroup; never: 0, not known to the compiler. With TURNS both
-    warpgroups call it equally often.
+    x_at, w_at: wgmma_any_n.matrix_descriptors of this warpgroup.
+    never: a number that is 0, but not for the compiler. It makes the instructions read the earlier product: ptxas then
+    keeps its additions above them, and needs no registers for a third product.
     """
     x, w = slot_descriptors(ring, wg, x_at + wave * 512, w_at, slot)
-    text: gl.constexpr = _wave_asm(wg.COLUMNS, wg.PARTS, wg.GROUP if TURNS else -1)
+    text: gl.constexpr = _wave_asm(wg.COLUMNS, wg.PARTS)
     constraints: gl.constexpr = _wave_constraints(wg.COLUMNS, wg.PARTS)
     types: gl.constexpr = _wave_types(wg.PARTS)
     everywhere = gl.zeros([64, wg.WIDTH], gl.int64, wg.LAYOUT)
     operands = product
     operands += (everywhere + x, everywhere + w, gl.zeros([64, wg.WIDTH], gl.int32, wg.LAYOUT) + never)
     return gl.inline_asm_elementwise(text, constraints, operands, dtype=types, is_pure=False, pack=wg.WIDTH // 2)
+
+
+@gluon.jit
+def hold_order(never):
+    """Hold instructions before this above those after it, by a branch over which ptxas moves nothing.
+
+    It is a loop that is never entered, as never is 0, but not for the compiler; an empty one ptxas removes.
+    """
+    asm: gl.constexpr = (
+        "{ .reg .pred p; hold: setp.ne.s32 p, $1, 0; @p nanosleep.u32 32; @p bra hold; mov.u32 $0, $1; }"
+    )
+    gl.inline_asm_elementwise(asm, "=r,r", [never], dtype=gl.int32, is_pure=False, pack=1)
 
 
 @gluon.jit
