@@ -280,10 +280,10 @@ def test_host_and_kernel_agree_on_the_width_of_a_part() -> None:
 WAVES: list[tuple[int, int, int, bool, int]] = [
     # rows, columns, slots, own pace, columns of a part
     (256, 128, 4, False, 64),
-    (256, 128, 4, True, 64),
-    (256, 112, 4, True, 16),
+    (256, 112, 4, False, 16),
     (256, 96, 4, False, 32),
     (256, 64, 5, False, 32),
+    (128, 128, 6, True, 64),
     (128, 160, 5, True, 32),
     (128, 192, 5, True, 64),
 ]
@@ -309,8 +309,7 @@ def test_waves_of_a_tile_compile_within_the_registers(tile: tuple[int, int, int,
     assert facts.shared_bytes is not None
     assert facts.shared_bytes <= hopper_shared_bytes(knobs)
     assert "@p trap" in ptx  # the check of the rings' address
-    turns = re.findall(r"bar\.(?:sync|arrive) (?:14|15), 256;", ptx)
-    assert bool(turns) == (not tile[3] and tile[1] > 96)
+    assert "256;" not in "".join(re.findall(r"bar\.(?:sync|arrive).*", ptx))  # no turns
     for other in others:  # warps that load x's scales have few registers
         assert (compile_build(other, SM_90).spills or 0) <= 24
 
@@ -337,7 +336,7 @@ def test_waves_that_do_not_fit(name: str, m: int, knobs: Knobs, why: str) -> Non
 def test_knobs_without_effect_are_dropped() -> None:
     kernel, spec = _kernel("a8w8_blockscale", 512)
     plain = kernel.normalise(spec, _wave_knobs(128, 96, 5, False), SM_90)
-    for block_m, columns in ((128, 96), (64, 192), (256, 64)):  # two products, or half of the columns
+    for block_m, columns in ((64, 192), (256, 64)):
         knobs = {**_wave_knobs(block_m, columns, 4, True), "CONSTANT_NK": False, "EARLY_WEIGHTS": block_m == 256}
         assert not {*BLOCK_SCALED_KNOBS} & kernel.normalise(spec, knobs, SM_90).keys()
     assert kernel.kernel_name(plain).startswith("blockscale_warp_specialised@")
