@@ -35,7 +35,7 @@ CONSTANT_NK = "CONSTANT_NK"
 EARLY_WEIGHTS = "EARLY_WEIGHTS"
 """Whether w is copied before the previous kernel has ended, which must not write w."""
 BLOCK_SCALED_KNOBS = (OWN_PACE, CONSTANT_NK, EARLY_WEIGHTS)
-"""Knobs of the block-scaled warp-specialised kernels alone; absent is false. In no default space."""
+"""Knobs of the block-scaled warp-specialised kernels alone; absent is false."""
 WARP_SPECIALISED_KNOBS = (CTAS_PER_SM, CLUSTER_SIZE, *BLOCK_SCALED_KNOBS)
 """Knobs that the tiled kernels ignore."""
 CACHE_MODIFIERS = ("", ".ca", ".cg")
