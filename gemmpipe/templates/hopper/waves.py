@@ -16,7 +16,7 @@ from gemmpipe.templates.hopper.gluon_compat import tma_store, view_as_ring
 from gemmpipe.templates.hopper.tile_scheduler import WarpgroupPartition, accumulator_layout, swizzled_tile
 from gemmpipe.templates.hopper.wgmma_any_n import slot_descriptors, wgmma_steps
 
-# mypy: disable-error-code="untyped-decorator,no-untyped-def"
+# mypy: disable-error-code="untyped-decorator,no-untyped-def,assignment"
 
 
 @gluon.constexpr_function
