@@ -28,6 +28,16 @@ CTAS_PER_SM = "CTAS_PER_SM"
 """Programs per multiprocessor: a knob of the warp-specialised kernels, ignored by the tiled ones."""
 CLUSTER_SIZE = "CLUSTER_SIZE"
 """Programs of a thread block cluster: a knob of the warp-specialised kernels too."""
+OWN_PACE = "OWN_PACE"
+"""Whether warpgroups of a 128-row tile multiply each at its own pace, in the kernel with waves (hopper/waves.py)."""
+CONSTANT_NK = "CONSTANT_NK"
+"""Whether N and K are constants of the binary."""
+EARLY_WEIGHTS = "EARLY_WEIGHTS"
+"""Whether w is copied before the previous kernel has ended, which must not write w."""
+BLOCK_SCALED_KNOBS = (OWN_PACE, CONSTANT_NK, EARLY_WEIGHTS)
+"""Knobs of the block-scaled warp-specialised kernels alone; absent is false."""
+WARP_SPECIALISED_KNOBS = (CTAS_PER_SM, CLUSTER_SIZE, *BLOCK_SCALED_KNOBS)
+"""Knobs that the tiled kernels ignore."""
 CACHE_MODIFIERS = ("", ".ca", ".cg")
 """Cache modifiers of loads of the weight."""
 MAX_PORTABLE_CLUSTER = 8
@@ -46,7 +56,7 @@ def int_knob(knobs: Knobs, name: str) -> int:
 def check_axes(space: "Space", known: Sequence[str]) -> None:
     """Raises UserError for an unknown axis, a required one that is missing, or a value out of range."""
     for axis in space.axes:
-        if axis not in (*known, CTAS_PER_SM, CLUSTER_SIZE):
+        if axis not in (*known, *WARP_SPECIALISED_KNOBS):
             raise UserError(f"space.{axis}: no knob of this kernel{suggest_or_list(axis, known)}")
     for axis in REQUIRED_AXES:
         if axis not in space.axes:
@@ -80,7 +90,7 @@ def _expected_range(axis: str, value: Scalar) -> str | None:
         return None if value is None or (number and size >= 0) else "a whole number from 0"
     if axis == "cache_modifier":
         return None if value in CACHE_MODIFIERS else f"one of {', '.join(map(repr, CACHE_MODIFIERS))}"
-    return (None if isinstance(value, bool) else "true or false") if axis == SWAP_AB else None
+    return (None if isinstance(value, bool) else "true or false") if axis in (SWAP_AB, *BLOCK_SCALED_KNOBS) else None
 
 
 TRITON_TYPES = {

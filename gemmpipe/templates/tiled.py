@@ -20,12 +20,11 @@ from gemmpipe.launch.launch import KernelImplementation, KernelLaunch
 from gemmpipe.launch.source_hash import source_hash
 from gemmpipe.templates.params import (
     AMD_KNOBS,
-    CLUSTER_SIZE,
-    CTAS_PER_SM,
     KERNEL_TYPE,
     NEUTRAL_VALUES,
     SWAP_AB,
     TILED_AXES,
+    WARP_SPECIALISED_KNOBS,
     WORKSPACE_PARAMETERS,
     check_axes,
     int_knob,
@@ -136,7 +135,7 @@ class TiledKernel(KernelImplementation):
     def configs(self, spec: GemmSpec, device: Device, space: "Space") -> Iterable[Knobs]:
         """The space's configs. Raises UserError for an unknown axis, one that is missing, or a value out of range."""
         self.check(space)
-        unused = (CTAS_PER_SM, CLUSTER_SIZE) if device.vendor == "amd" else (*AMD_KNOBS, CTAS_PER_SM, CLUSTER_SIZE)
+        unused = WARP_SPECIALISED_KNOBS if device.vendor == "amd" else (*AMD_KNOBS, *WARP_SPECIALISED_KNOBS)
         return space.configs({**space_facts(spec, device), KERNEL_TYPE: "plain"}, unused)
 
     def normalise(self, spec: GemmSpec, knobs: Knobs, device: Device) -> Knobs:
@@ -151,9 +150,8 @@ class TiledKernel(KernelImplementation):
         narrow = min(int_knob(kept, "BLOCK_SIZE_M"), int_knob(kept, "BLOCK_SIZE_N"))
         if kept.get("matrix_instr_nonkdim") is not None and int_knob(kept, "matrix_instr_nonkdim") > narrow:
             kept["matrix_instr_nonkdim"] = 16  # the compiler takes the narrow instruction for a narrow tile
-        kept.pop(KERNEL_TYPE, None)
-        kept.pop(CTAS_PER_SM, None)
-        kept.pop(CLUSTER_SIZE, None)
+        for name in (KERNEL_TYPE, *WARP_SPECIALISED_KNOBS):
+            kept.pop(name, None)
         if not kept.get(SWAP_AB):
             kept.pop(SWAP_AB, None)  # not swapped is the plain kernel, with the same identity as without the knob
         blocks = ceil_div(spec.k, int_knob(kept, "BLOCK_SIZE_K"))

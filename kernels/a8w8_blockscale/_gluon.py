@@ -13,12 +13,23 @@ from gemmpipe.launch.launch import KernelLaunch
 from gemmpipe.templates.constraints import tile_violation
 from gemmpipe.templates.hopper.constraints import (
     BLOCK_SCALED_MAX_COLUMNS,
+    WARPGROUP_M,
     MaxColumns,
     accumulator_width,
+    in_waves,
+    stage_buffers,
     warpgroup_columns,
 )
 from gemmpipe.templates.hopper.launch import WarpSpecialised
-from gemmpipe.templates.params import SCALE_BLOCK, SCALE_BLOCKS, int_knob
+from gemmpipe.templates.params import (
+    BLOCK_SCALED_KNOBS,
+    CONSTANT_NK,
+    EARLY_WEIGHTS,
+    OWN_PACE,
+    SCALE_BLOCK,
+    SCALE_BLOCKS,
+    int_knob,
+)
 from gemmpipe.templates.tiled import ceil_div, check_scale_order, readable_scale_orders
 
 if TYPE_CHECKING:
@@ -32,6 +43,10 @@ _STRIDE_ARGUMENTS = {
     STRIDED: ("scale_stride", "scale_row_stride"),
 }
 """Strides of x's scales that are arguments; the other is a constant."""
+_WAVES_KERNEL = "gemmpipe.kernels.a8w8_blockscale._hopper_waves_kernel:blockscale_waves"
+_EARLY_KERNEL = "gemmpipe.kernels.a8w8_blockscale._hopper_early_kernel:blockscale_early_weights"
+_WAVES_REGISTERS = {COPIED: (240, 24), FOURS: (224, 56), STRIDED: (224, 56)}
+"""Of a math warpgroup with the sums of two waves and a product, and of the other warps."""
 _SCALE_LOADER_REGISTERS = 40
 """Registers per thread of the warps that hold eight scales of each of two rows; more would be the math warpgroups'."""
 
@@ -79,7 +94,7 @@ def _batch(spec: GemmSpec, knobs: Knobs, reading: str) -> int:
     Eight for tiles of up to 80 columns alone: with 96, with split-K or with warps that load scales they spill (triton
     3.6).
     """
-    if reading != COPIED:
+    if reading != COPIED or in_waves(knobs):
         return 4
     few = accumulator_width(warpgroup_columns(knobs)) < warpgroup_columns(knobs) <= 80
     whole = int_knob(knobs, "NUM_KSPLIT") == 1 and spec.k % (8 * int_knob(knobs, "BLOCK_SIZE_K")) == 0
@@ -91,13 +106,40 @@ class BlockscaleWarpSpecialised(WarpSpecialised):
     """`gluon`: sum and one or two temporaries in registers; the scales of x come through the ring with x."""
 
     kernel: str = "gemmpipe.kernels.a8w8_blockscale._hopper_kernel:blockscale_warp_specialised"
-    max_columns: MaxColumns = BLOCK_SCALED_MAX_COLUMNS
+    max_columns: MaxColumns = replace(BLOCK_SCALED_MAX_COLUMNS, two_waves=128)
     reading: str = COPIED
     """The load mode of x's scales of the build."""
 
     def scale_orders(self, spec: GemmSpec) -> tuple[str, ...]:
         """Both orders."""
         return (ROW, COLUMN)
+
+    def knob_names(self, spec: GemmSpec, device: Device) -> tuple[str, ...]:
+        """The axes that this kernel has."""
+        return (*super().knob_names(spec, device), *BLOCK_SCALED_KNOBS)
+
+    def normalise(self, spec: GemmSpec, knobs: Knobs, device: Device) -> Knobs:
+        """Further knobs if true; OWN_PACE only for 128 rows, EARLY_WEIGHTS only without waves."""
+        kept = dict(super().normalise(spec, knobs, device))
+        kept |= {name: True for name in BLOCK_SCALED_KNOBS if knobs.get(name)}
+        if int_knob(kept, "BLOCK_SIZE_M") != 2 * WARPGROUP_M:
+            kept.pop(OWN_PACE, None)
+        if in_waves(kept):
+            kept.pop(EARLY_WEIGHTS, None)
+        return kept
+
+    def build(self, spec: GemmSpec, knobs: Knobs) -> Build:
+        """Of the kernel for these knobs."""
+        return WarpSpecialised.build(self._for(knobs), spec, knobs)
+
+    def kernel_name(self, knobs: Knobs) -> str:
+        """The function and the hash of its source."""
+        return WarpSpecialised.kernel_name(self._for(knobs), knobs)
+
+    def _for(self, knobs: Knobs) -> "BlockscaleWarpSpecialised":
+        if in_waves(knobs):
+            return replace(self, kernel=_WAVES_KERNEL)
+        return replace(self, kernel=_EARLY_KERNEL) if knobs.get(EARLY_WEIGHTS) else self
 
     def builds(self, spec: GemmSpec, knobs: Knobs, device: Device) -> tuple[Build, ...]:
         """One for each load mode of x's scales."""
@@ -117,6 +159,8 @@ class BlockscaleWarpSpecialised(WarpSpecialised):
         """`rule: detail` of the first rule broken, or None."""
         if reason := scale_violation(spec, int_knob(knobs, "BLOCK_SIZE_K")):
             return reason
+        if in_waves(knobs) and self.layout != ROW_MAJOR:
+            return f"tile: {knobs['BLOCK_SIZE_M']} rows or {OWN_PACE}; this kernel has none for this weight's layout"
         if reason := super().unsupported_reason(spec, knobs, device):
             return reason
         columns = warpgroup_columns(knobs)
@@ -134,16 +178,20 @@ class BlockscaleWarpSpecialised(WarpSpecialised):
 
     def registers(self, knobs: Knobs) -> tuple[int, int]:
         """The loader's are also those of the two scale warps, as Triton allocates warps in fours."""
+        if in_waves(knobs):
+            return _WAVES_REGISTERS[self.reading]
         math, loader = super().registers(knobs)
         return math, loader if self.reading == COPIED else max(loader, _SCALE_LOADER_REGISTERS)
 
     def constants(self, spec: GemmSpec, knobs: Knobs) -> Mapping[str, Scalar]:
-        """Constant strides, rows of w per scale, K blocks per batch, and the load mode."""
+        """Constant strides, rows of w per scale, K blocks per batch, the load mode, and further knobs'."""
         return {
             **{name: 1 for name in _STRIDE_ARGUMENTS[STRIDED] if name not in _STRIDE_ARGUMENTS[self.reading]},
             "SCALE_BLOCK": SCALE_BLOCK,
             "BATCH": _batch(spec, knobs, self.reading),
             "READING": self.reading,
+            **({"BUFFERS": stage_buffers(knobs)} if in_waves(knobs) else {}),
+            **({"N": spec.n, "blocks": ceil_div(spec.k, SCALE_BLOCK)} if knobs.get(CONSTANT_NK) else {}),
         }
 
     def boxes(self, spec: GemmSpec, knobs: Knobs) -> dict[str, tuple[str, list[int], object]]:

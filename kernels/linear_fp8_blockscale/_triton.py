@@ -10,12 +10,11 @@ from gemmpipe.family.dtypes import FP8_MAX
 from gemmpipe.templates.constraints import launch_violation, tile_violation
 from gemmpipe.templates.params import (
     AMD_KNOBS,
-    CLUSTER_SIZE,
-    CTAS_PER_SM,
     KERNEL_TYPE,
     PREFETCH_PARAMETERS,
     SCALE_BLOCK,
     SCHEDULE_PARAMETERS,
+    WARP_SPECIALISED_KNOBS,
     WORKSPACE_PARAMETERS,
     int_knob,
     load_constants,
@@ -55,7 +54,7 @@ class OneLaunch(TiledKernel):
         """The space's configs of this kernel type; none if it has no such axis."""
         if KERNEL_TYPE not in space.axes:
             return ()
-        unused = (CTAS_PER_SM, CLUSTER_SIZE) if device.vendor == "amd" else (*AMD_KNOBS, CTAS_PER_SM, CLUSTER_SIZE)
+        unused = WARP_SPECIALISED_KNOBS if device.vendor == "amd" else (*AMD_KNOBS, *WARP_SPECIALISED_KNOBS)
         return space.configs({**space_facts(spec, device), KERNEL_TYPE: self.label}, unused)
 
     def unsupported_reason(self, spec: GemmSpec, knobs: Knobs, device: Device) -> str | None:

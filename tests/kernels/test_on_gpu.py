@@ -136,6 +136,22 @@ def test_warp_specialised(device: Device, mnk: tuple[int, int, int], m: int, n: 
     check_gluon(device, made("a8w8_blockscale", device, mnk, {}), knobs_of(m, n, 128, splits, 4, stages))
 
 
+@pytest.mark.parametrize(
+    ("m", "n", "stages", "own"),
+    [
+        *[(256, 128, 4, False), (256, 128, 3, False), (256, 96, 4, False), (256, 80, 4, False), (256, 64, 5, False)],
+        *[(256, 112, 4, False), (128, 64, 8, True), (128, 128, 6, True), (128, 144, 5, True), (128, 160, 5, True)],
+    ],
+)
+@pytest.mark.parametrize("constant", [False, True])
+@pytest.mark.parametrize("mnk", [(1024, 7168, 8192), (256, 1280, 512), (260, 1320, 1040), (1096, 2120, 1200)])
+def test_waves(
+    device: Device, mnk: tuple[int, int, int], m: int, n: int, stages: int, own: bool, constant: bool
+) -> None:
+    knobs = {**knobs_of(m, n, 128, 1, 4, stages), "OWN_PACE": own, "CONSTANT_NK": constant}
+    check_gluon(device, made("a8w8_blockscale", device, mnk, {}), knobs)
+
+
 @pytest.mark.parametrize("splits", [1, 4])
 @pytest.mark.parametrize(("n", "stages"), [(64, 6), (32, 8)])
 @pytest.mark.parametrize("mnk", [(64, 4608, 7168), (24, 1320, 1040), (256, 7168, 512), (4, 72, 96)])

@@ -108,6 +108,39 @@ def test_warp_specialised(device: Device, m: int, n: int, k: int, knobs: Mapping
     check(kernel_of(case, "gluon"), knobs, device, case)
 
 
+WAVES = [
+    *[gluon(256, 128, 4), gluon(256, 128, 3, CLUSTER_SIZE=2), gluon(256, 64, 5), gluon(256, 96, 4), gluon(256, 32, 5)],
+    *[gluon(256, 112, 4), gluon(128, 128, 6, OWN_PACE=True), gluon(128, 96, 7, OWN_PACE=True)],
+    *[gluon(128, 160, 5, OWN_PACE=True), gluon(128, 192, 5, OWN_PACE=True), gluon(256, 128, 4, CONSTANT_NK=True)],
+    *[gluon(128, 160, 5, OWN_PACE=True, CONSTANT_NK=True), gluon(128, 128, 5, CONSTANT_NK=True)],
+]
+
+
+@pytest.mark.parametrize("knobs", WAVES, ids=lambda k: "-".join(str(v) for v in list(k.values())[1:]))
+@pytest.mark.parametrize("m", [256, 257, 259, 511, 1000, 4096])
+@pytest.mark.parametrize(("n", "k"), [(1280, 8192), (1320, 1040), (520, 128), (2112, 7168)])
+def test_two_waves_and_own_pace(device: Device, m: int, n: int, k: int, knobs: Mapping[str, Scalar]) -> None:
+    if device.gfx != "sm_90":
+        pytest.skip("Hopper's kernel")
+    case = made("a8w8_blockscale", device, m, n, k)
+    check(kernel_of(case, "gluon"), knobs, device, case)
+
+
+@pytest.mark.parametrize("name", ["CONSTANT_NK", "EARLY_WEIGHTS"])
+@pytest.mark.parametrize(
+    "knobs",
+    [gluon(64, 64, 6, 3), gluon(64, 64, 6, 4, CLUSTER_SIZE=4), gluon(128, 128, 4, 3), gluon(64, 192, 6)],
+    ids=str,
+)
+@pytest.mark.parametrize("m", [1, 3, 64, 127])
+@pytest.mark.parametrize(("n", "k"), [(1280, 8192), (1320, 1040)])
+def test_further_knobs(device: Device, m: int, n: int, k: int, knobs: Mapping[str, Scalar], name: str) -> None:
+    if device.gfx != "sm_90":
+        pytest.skip("Hopper's kernel")
+    case = made("a8w8_blockscale", device, m, n, k)
+    check(kernel_of(case, "gluon"), {**knobs, name: True}, device, case)
+
+
 @pytest.mark.parametrize("knobs", [gluon(64, 64, 6), gluon(128, 128, 5), gluon(64, 128, 6, 3)], ids=str)
 @pytest.mark.parametrize("m", [1, 3, 64, 127, 1000])
 @pytest.mark.parametrize(("n", "k"), [(1280, 8192), (528, 1056)])

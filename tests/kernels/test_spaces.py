@@ -21,6 +21,7 @@ from gemmpipe.launch.build import compile_build, compile_kernel, find_kernel
 from gemmpipe.launch.source_hash import source_hash
 from gemmpipe.stages.rows import candidate_of
 from gemmpipe.tables import store
+from gemmpipe.templates.params import BLOCK_SCALED_KNOBS
 from gemmpipe.templates.tiled import TiledKernel
 
 ARCHES = ("sm_90", "sm_100", "gfx942", "gfx950")
@@ -96,6 +97,24 @@ def test_shipped_winners_are_points_of_the_default_space(name: str) -> None:
         assert candidate in {Candidate.of(own.label, own.normalise(spec, point, device)) for point in points}, spec
         found += 1
     assert found
+
+
+@pytest.mark.parametrize("name", ["a8w8_blockscale", "linear_fp8_blockscale"])
+def test_a_space_may_have_axes_of_the_block_scaled_kernels_alone(name: str) -> None:
+    family, device, plain = load_family(name), arch_device("sm_90"), shipped_space(name)
+    spec, further = spec_of(family, "sm_90", 1024, 1280, 8192), dict.fromkeys(BLOCK_SCALED_KNOBS, (False, True))
+    larger = replace(plain, axes={**plain.axes, **further})
+    for kernel in family.implementations:
+        if not isinstance(kernel, TiledKernel):
+            continue
+        found = [
+            {Candidate.of(kernel.label, kernel.normalise(spec, point, device)) for point in points}
+            for points in (kernel.configs(spec, device, plain), kernel.configs(spec, device, larger))
+        ]
+        assert found[0] == found[1], kernel.label
+    kernel = next(i for i in family.implementations if i.label == "gluon")
+    known = {name for point in itertools.islice(kernel.configs(spec, device, larger), 200) for name in point}
+    assert set(BLOCK_SCALED_KNOBS) <= known & set(kernel.knob_names(spec, device))
 
 
 @pytest.mark.parametrize("gfx", ["sm_90", "gfx942"])

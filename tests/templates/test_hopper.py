@@ -22,6 +22,8 @@ from gemmpipe.templates.hopper.constraints import (
 )
 from gemmpipe.templates.hopper.launch import WarpSpecialised
 from gemmpipe.templates.hopper.tile_scheduler import accumulator_parts
+from gemmpipe.templates.hopper.waves import wave_part_columns
+from gemmpipe.templates.params import BLOCK_SCALED_KNOBS
 
 SM_90 = arch_device("sm_90")
 FAMILIES = ("a16w16", "a8w8", "a8w8_blockscale", "a8w8_bpreshuffle", "a8w8_blockscale_bpreshuffle")
@@ -285,3 +287,100 @@ def test_host_and_kernel_agree_on_the_width_of_a_part() -> None:
     """Both have the rule, as a kernel's source hash does not cover host functions."""
     for columns in (*range(16, 257, 16), 32, 64, 128, 256):
         assert accumulator_parts(columns) == columns // accumulator_width(columns)
+
+
+WAVES: list[tuple[int, int, int, bool, int]] = [
+    # rows, columns, slots, own pace, columns of a part
+    (256, 128, 4, False, 64),
+    (256, 112, 4, False, 16),
+    (256, 96, 4, False, 32),
+    (256, 64, 5, False, 32),
+    (128, 128, 6, True, 64),
+    (128, 160, 5, True, 32),
+    (128, 192, 5, True, 64),
+]
+
+
+def _wave_knobs(rows: int, columns: int, slots: int, own_pace: bool, constant: bool = False) -> Knobs:
+    sides = {"BLOCK_SIZE_M": rows, "BLOCK_SIZE_N": columns, "BLOCK_SIZE_K": 128, "GROUP_SIZE_M": 1}
+    knobs: Knobs = {"kernel_type": "warp_specialised", **sides, "NUM_KSPLIT": 1, "num_stages": slots}
+    return {**knobs, **({"OWN_PACE": True} if own_pace else {}), **({"CONSTANT_NK": True} if constant else {})}
+
+
+@pytest.mark.parametrize("tile", WAVES, ids=str)
+def test_waves_of_a_tile_compile_within_the_registers(tile: tuple[int, int, int, bool, int]) -> None:
+    kernel, spec = _kernel("a8w8_blockscale", 1024)
+    knobs = kernel.normalise(spec, _wave_knobs(*tile[:4]), SM_90)
+    assert kernel.unsupported_reason(spec, knobs, SM_90) is None
+    assert kernel.boxes(spec, knobs)["w"][1][0] == kernel.boxes(spec, knobs)["out"][1][1] == tile[4]
+    assert wave_part_columns(tile[1]) == tile[4]  # the kernel's rule
+    *others, build = kernel.builds(spec, knobs, SM_90)
+    assert build.boxes == (("w", (tile[1], 128)),)
+    facts, ptx = compile_build(build, SM_90), compile_kernel(build, SM_90).asm["ptx"]
+    assert facts.spills == 0
+    assert facts.shared_bytes is not None
+    assert facts.shared_bytes <= hopper_shared_bytes(knobs)
+    assert "@p trap" in ptx  # the check of the rings' address
+    assert "256;" not in "".join(re.findall(r"bar\.(?:sync|arrive).*", ptx))  # no turns
+    for other in others:  # warps that load x's scales have few registers
+        assert (compile_build(other, SM_90).spills or 0) <= 24
+
+
+@pytest.mark.parametrize(
+    ("name", "m", "knobs", "why"),
+    [
+        ("a8w8_blockscale", 255, _wave_knobs(256, 128, 4, False), "no copy of x is partial"),
+        ("a8w8_blockscale", 512, {**_wave_knobs(256, 128, 4, False), "NUM_KSPLIT": 3}, "not split along K"),
+        ("a8w8_blockscale", 512, {**_wave_knobs(128, 160, 5, True), "NUM_KSPLIT": 3}, "not split along K"),
+        ("a8w8_blockscale", 512, _wave_knobs(256, 160, 3, False), "32 to 128 by 16 fit"),
+        ("a8w8_blockscale", 512, _wave_knobs(256, 16, 4, False), "32 to 128 by 16 fit"),
+        ("a8w8_blockscale", 512, _wave_knobs(256, 128, 5, False), "shared memory"),
+        ("a8w8_blockscale_bpreshuffle", 512, _wave_knobs(256, 128, 4, False), "none for this weight's layout"),
+        ("a8w8_blockscale_bpreshuffle", 512, _wave_knobs(128, 128, 4, True), "none for this weight's layout"),
+        ("a8w8", 512, _wave_knobs(256, 128, 4, False), "two warpgroups share 64 or 128"),
+    ],
+)
+def test_waves_that_do_not_fit(name: str, m: int, knobs: Knobs, why: str) -> None:
+    kernel, spec = _kernel(name, m)
+    assert why in str(kernel.unsupported_reason(spec, knobs, SM_90))
+
+
+def test_knobs_without_effect_are_dropped() -> None:
+    kernel, spec = _kernel("a8w8_blockscale", 512)
+    plain = kernel.normalise(spec, _wave_knobs(128, 96, 5, False), SM_90)
+    for block_m, columns in ((64, 192), (256, 64)):
+        knobs = {**_wave_knobs(block_m, columns, 4, True), "CONSTANT_NK": False, "EARLY_WEIGHTS": block_m == 256}
+        assert not {*BLOCK_SCALED_KNOBS} & kernel.normalise(spec, knobs, SM_90).keys()
+    assert kernel.kernel_name(plain).startswith("blockscale_warp_specialised@")
+    assert kernel.kernel_name(_wave_knobs(128, 160, 5, True)).startswith("blockscale_waves@")
+    assert kernel.kernel_name({**plain, "EARLY_WEIGHTS": True}).startswith("blockscale_early_weights@")
+
+
+@pytest.mark.parametrize("tile", [(128, 128, 5, False), (256, 128, 4, False), (64, 64, 6, False)], ids=str)
+def test_constant_sizes_are_no_arguments(tile: tuple[int, int, int, bool]) -> None:
+    """N and K are in the binary, so that products with other ones have binaries of their own."""
+    kernel, spec = _kernel("a8w8_blockscale", 1024)
+    knobs = kernel.normalise(spec, _wave_knobs(*tile, constant=True), SM_90)
+    for build in kernel.builds(spec, knobs, SM_90):
+        assert (dict(build.constants)["N"], dict(build.constants)["blocks"]) == (1280, 64)
+        assert (dict(build.signature)["N"], dict(build.signature)["M"]) == ("constexpr", "i32")
+        assert (compile_build(build, SM_90).spills or 0) <= 16
+    others = kernel.builds(replace(spec, n=1536), knobs, SM_90)
+    assert not set(others) & set(kernel.builds(spec, knobs, SM_90))
+    assert len(kernel.builds(spec, {**knobs, "CONSTANT_NK": False}, SM_90)) == len(others)
+
+
+@pytest.mark.parametrize("tile", [(64, 64, 6, 3), (64, 192, 6, 1), (128, 128, 4, 1)], ids=str)
+def test_early_weights_are_copied_in_two_places(tile: tuple[int, int, int, int]) -> None:
+    kernel, spec = _kernel("a8w8_blockscale", 64 if tile[0] == 64 else 256)
+    knobs = {**_wave_knobs(*tile[:3], False), "NUM_KSPLIT": tile[3]}
+    copies = {}
+    for early in (False, True):
+        knobs = kernel.normalise(spec, {**knobs, "EARLY_WEIGHTS": early}, SM_90)
+        assert kernel.unsupported_reason(spec, knobs, SM_90) is None
+        for build in kernel.builds(spec, knobs, SM_90):
+            assert (compile_build(build, SM_90).spills or 0) <= 16
+            ptx, reading = compile_kernel(build, SM_90).asm["ptx"], dict(build.constants)["READING"]
+            copies[early, reading] = len(re.findall(r"cp\.async\.bulk\.tensor\.2d\.shared::\w+\.global", ptx))
+    assert min(copies.values()) > 0
+    assert all(count == copies[False, reading] + early for (early, reading), count in copies.items())

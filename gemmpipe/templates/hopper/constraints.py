@@ -9,7 +9,7 @@ from math import prod
 from gemmpipe.core.data import Device, Knobs
 from gemmpipe.family import GemmSpec
 from gemmpipe.family.dtypes import DTYPES_16BIT, element_bytes
-from gemmpipe.templates.params import CLUSTER_SIZE, CTAS_PER_SM, MAX_PORTABLE_CLUSTER, int_knob
+from gemmpipe.templates.params import CLUSTER_SIZE, CTAS_PER_SM, MAX_PORTABLE_CLUSTER, OWN_PACE, int_knob
 from gemmpipe.templates.tiled import ceil_div, next_power_of_2, tile_counts
 
 WARPGROUP_M = 64
@@ -32,6 +32,8 @@ class MaxColumns:
     """With a power of two of columns."""
     parts: int
     """With any multiple of 16 columns (wgmma_any_n.py); 0: there are no such tiles."""
+    two_waves: int = 0
+    """With the sums of two waves, which tiles of 256 rows have (waves.py); 0: there are no such tiles."""
 
 
 DENSE_MAX_COLUMNS = MaxColumns(whole=256, parts=224)
@@ -41,6 +43,7 @@ BLOCK_SCALED_MAX_COLUMNS = MaxColumns(whole=128, parts=192)
 _STAGED_COLUMNS = 64  # from twice as many columns on, half of them are staged for the output at a time
 _FEW_ROWS = 16
 _MIN_STAGED_COLUMNS = 16
+_MIN_WAVE_COLUMNS = 32
 MAX_WORK_TILES = 2**20
 """Work tiles of a product for which tile_scheduler.fast_div is exact."""
 _MAX_SHARED_BYTES = 232_448  # per program on sm_90; a multiprocessor has 1 kB more for each program
@@ -92,8 +95,20 @@ def split_k_mode(knobs: Knobs) -> str:
 
 
 def warpgroup_columns(knobs: Knobs) -> int:
-    """Columns of a warpgroup: all columns of a 128-row tile, half of a 64-row tile's."""
-    return int_knob(knobs, "BLOCK_SIZE_N") * int_knob(knobs, "BLOCK_SIZE_M") // (2 * WARPGROUP_M)
+    """Columns of a warpgroup: all columns of a tile of 128 or 256 rows, half of a 64-row tile's."""
+    return int_knob(knobs, "BLOCK_SIZE_N") * min(int_knob(knobs, "BLOCK_SIZE_M"), 2 * WARPGROUP_M) // (2 * WARPGROUP_M)
+
+
+def in_waves(knobs: Knobs) -> bool:
+    """True for the kernels with waves (waves.py): tiles of 256 rows, and warpgroups at their own pace."""
+    rows = int_knob(knobs, "BLOCK_SIZE_M")
+    return rows > 2 * WARPGROUP_M or (rows == 2 * WARPGROUP_M and bool(knobs.get(OWN_PACE)))
+
+
+def part_columns(knobs: Knobs) -> int:
+    """Columns of each tensor of a warpgroup's sums; the kernels have the same rules (waves.py, tile_scheduler.py)."""
+    columns = warpgroup_columns(knobs)
+    return min(_STAGED_COLUMNS, columns // 2, columns & -columns) if in_waves(knobs) else accumulator_width(columns)
 
 
 def accumulator_width(columns: int) -> int:
@@ -113,7 +128,20 @@ def x_box_rows(spec: GemmSpec, block_m: int) -> int:
 
 def hopper_shared_bytes(knobs: Knobs) -> int:
     """Shared memory of a program: the ring, and the columns staged for the output, 16 bits per element."""
-    return _ring_bytes(knobs) + 2 * 2 * WARPGROUP_M * epilogue_columns(knobs)
+    return _ring_bytes(knobs) + 2 * 2 * WARPGROUP_M * epilogue_columns(knobs) * stage_buffers(knobs)
+
+
+def stage_buffers(knobs: Knobs) -> int:
+    """Buffers of a warpgroup for `epilogue_columns`: with waves as many as the ring leaves room for.
+
+    A divisor of a tile's parts, so that every tile begins with the buffer that has been copied out of longest ago.
+    """
+    if not in_waves(knobs):
+        return 1
+    columns = part_columns(knobs)
+    parts = ceil_div(int_knob(knobs, "BLOCK_SIZE_M"), 2 * WARPGROUP_M) * warpgroup_columns(knobs) // columns
+    room = (_MAX_SHARED_BYTES - _ring_bytes(knobs)) // (2 * 2 * WARPGROUP_M * columns)
+    return max((each for each in range(1, parts + 1) if parts % each == 0 and each <= room), default=1)
 
 
 def _ring_bytes(knobs: Knobs) -> int:
@@ -129,8 +157,8 @@ def epilogue_columns(knobs: Knobs) -> int:
     split adds up.
     """
     columns = warpgroup_columns(knobs)
-    if accumulator_width(columns) != columns:
-        return accumulator_width(columns)
+    if part_columns(knobs) != columns:
+        return part_columns(knobs)
     if split_k_mode(knobs) == "cluster":
         return max(_MIN_STAGED_COLUMNS, columns // next_power_of_2(int_knob(knobs, "NUM_KSPLIT")))
     room = _MAX_SHARED_BYTES - _ring_bytes(knobs)
@@ -151,13 +179,27 @@ def hopper_tile_violation(spec: GemmSpec, knobs: Knobs, device: Device, widest: 
     # A descriptor's rows begin at multiples of 16 bytes.
     if spec.n % 8 or spec.k * size % 16:
         return f"alignment: N={spec.n} K={spec.k}, rows of a TMA descriptor begin at multiples of 16 bytes"
-    if m not in (WARPGROUP_M, 2 * WARPGROUP_M) or int_knob(knobs, "BLOCK_SIZE_K") * size != SLOT_ROW_BYTES:
+    waves = bool(widest.two_waves) and m == 4 * WARPGROUP_M
+    if not (waves or m in (WARPGROUP_M, 2 * WARPGROUP_M)) or int_knob(knobs, "BLOCK_SIZE_K") * size != SLOT_ROW_BYTES:
         return f"tile: {m} rows, BLOCK_SIZE_K={knobs['BLOCK_SIZE_K']}; two warpgroups share 64 or 128 of 128 bytes"
-    if reason := _columns_violation(spec, m, n, warpgroup_columns(knobs), widest):
+    if in_waves(knobs) and int_knob(knobs, "NUM_KSPLIT") > 1:
+        return f"tile: {m} rows or {OWN_PACE}, which are not split along K"
+    if waves and spec.m < m:
+        return f"tile: {m} rows for M={spec.m}, no copy of x is partial"
+    columns = warpgroup_columns(knobs)
+    reason = _waves_violation(m, columns, widest) if waves else _columns_violation(spec, m, n, columns, widest)
+    if reason:
         return reason
     needed = hopper_shared_bytes(knobs)
     if stages < 2 or needed > device.shared_bytes:
         return f"shared memory: about {needed} bytes for {stages} stages, {device.shared_bytes} per block"
+    return None
+
+
+def _waves_violation(m: int, columns: int, widest: MaxColumns) -> str | None:
+    """`rule: detail` if a warpgroup cannot hold the sums of two waves of so many columns, or None."""
+    if columns % 16 or not _MIN_WAVE_COLUMNS <= columns <= widest.two_waves:
+        return f"registers: {columns} columns in tiles of {m} rows, {_MIN_WAVE_COLUMNS} to {widest.two_waves} by 16 fit"
     return None
 
 

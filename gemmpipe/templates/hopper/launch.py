@@ -20,13 +20,13 @@ from gemmpipe.templates.hopper.constraints import (
     WARPGROUP_M,
     MaxColumns,
     PersistentGrid,
-    accumulator_width,
     cluster_size,
     cluster_violation,
     ctas_per_sm,
     ctas_violation,
     epilogue_columns,
     hopper_tile_violation,
+    part_columns,
     split_k_mode,
     warpgroup_columns,
     x_box_rows,
@@ -174,7 +174,7 @@ class WarpSpecialised(KernelImplementation):
             constants=tuple(constants.items()),
             aligned=tuple(name for name, kind in pointers.items() if kind != "constexpr"),
             options=(("launch_pdl", True), *limit, ("num_warps", 4)),
-            boxes=() if accumulator_width(columns) == columns else (("w", (n, k)),),
+            boxes=() if part_columns(knobs) == columns else (("w", (n, k)),),
         )
 
     def _integers(self, spec: GemmSpec) -> tuple[str, ...]:
@@ -197,7 +197,7 @@ class WarpSpecialised(KernelImplementation):
         ring = NVMMASharedLayout(swizzle_byte_width=SLOT_ROW_BYTES, element_bitwidth=bits, rank=2)
         stage = NVMMASharedLayout(swizzle_byte_width=min(128, 2 * columns), element_bitwidth=16, rank=2)
         columns_held = warpgroup_columns(knobs)
-        width = accumulator_width(columns_held)
+        width = part_columns(knobs)
         w_box, w_layout = [n if width == columns_held else width, k], ring
         if self.layout == TILES_16X16:  # runs of one tile each; each warpgroup's columns are a copy of their own
             w_box = [k // 16, columns_held // 16, 256]
