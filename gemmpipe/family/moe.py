@@ -139,13 +139,15 @@ def flops(spec: GemmSpec) -> float:
     return 2.0 * spec.m * experts.topk * (experts.w1_rows * spec.k + experts.inner * spec.n)
 
 
-def bytes_moved(spec: GemmSpec) -> float:
-    """Bytes of x, routing and output once, and of the weights of the experts that have rows.
-
-    With random routing, E * (1 - (1 - topk/E)**M) experts have rows on average.
-    """
+def expected_experts(spec: GemmSpec) -> float:
+    """The experts that have rows, on average: with random routing E * (1 - (1 - topk/E)**M)."""
     experts = require_experts(spec)
-    hit = experts.count * (1 - (1 - experts.topk / experts.count) ** spec.m)
+    return experts.count * (1 - (1 - experts.topk / experts.count) ** spec.m)
+
+
+def bytes_moved(spec: GemmSpec) -> float:
+    """Bytes of x, routing and output once, and of the weights of the experts that have rows (`expected_experts`)."""
+    experts, hit = require_experts(spec), expected_experts(spec)
     weights = storage_bytes(spec.w_dtype, spec.weight_elements) / experts.count
     weights += _scale_bytes(spec.w_scale, experts.w1_rows, spec.k) + _scale_bytes(spec.w_scale, spec.n, experts.inner)
     x, out = storage_bytes(spec.x_dtype, spec.m * spec.k), storage_bytes(spec.out_dtype, spec.m * spec.n)

@@ -8,7 +8,8 @@ of experts that it holds.
 
 This module has the key columns (those of aiter's untuned_fmoe), the experts of a key and the columns of aiter's
 tuned_fmoe.csv. Implementations: _triton.py with _launch_plan.py and _kernel.py; for rows sorted by expert on Hopper
-_gluon.py with _grouped_launch_plan.py, _sorted.py and _grouped.py; in the form of vLLM's and SGLang's kernels
+_gluon.py with _grouped_launch_plan.py, _sorted.py and _grouped.py; for few rows on the CUDA cores _skinny.py with
+_skinny_kernel.py; in the form of vLLM's and SGLang's kernels
 _engine.py with _engine_launch_plan.py and _engine_kernel.py.
 """
 
@@ -24,7 +25,10 @@ from gemmpipe.family.moe import bytes_moved, flops, make_inputs, make_weights, p
 from gemmpipe.family.problem import parse_choice
 from gemmpipe.kernels.fmoe._engine import ENGINES
 from gemmpipe.kernels.fmoe._gluon import GroupedExperts
+from gemmpipe.kernels.fmoe._skinny import LABEL as SKINNY
+from gemmpipe.kernels.fmoe._skinny import SkinnyExperts
 from gemmpipe.kernels.fmoe._triton import FusedExperts
+from gemmpipe.templates.params import KERNEL_TYPE
 from gemmpipe.templates.tiled import FUSED_ACT, stage_knobs
 
 SILU, GELU = "ActivationType.Silu", "ActivationType.Gelu"
@@ -138,6 +142,8 @@ def aiter_cells(row: Mapping[str, Scalar]) -> Mapping[str, Scalar]:
         tile = "x".join(str(own[f"BLOCK_SIZE_{axis}"]) for axis in "MNK")
         fused = "_fused" if stage == 1 and config.get(FUSED_ACT) else ""
         kernel, warps = ("routed", f"_w{own['num_warps']}") if "num_warps" in own else ("grouped", "")
+        if config.get(KERNEL_TYPE) == SKINNY:
+            kernel = SKINNY
         names.append(f"{kernel}{stage}{fused}_{tile}{warps}_s{own['num_stages']}@{source}")
     return {"block_m": config["BLOCK_SIZE_M"], "ksplit": 0, "kernelName1": names[0], "kernelName2": names[1]}
 
@@ -175,7 +181,7 @@ FAMILY = Family(
     flops=flops,
     bytes_moved=bytes_moved,
     baseline=("torch",),
-    implementations=(FusedExperts(), GroupedExperts()),
+    implementations=(FusedExperts(), GroupedExperts(), SkinnyExperts()),
     engine_kernels=ENGINES,
     rows_column="token",
 )

@@ -16,7 +16,7 @@ import torch
 
 from gemmpipe.core.device import arch_device
 from gemmpipe.core.spec import scale_order
-from gemmpipe.family import GemmSpec, KernelDefaults, Scaling, load_family
+from gemmpipe.family import GemmSpec, Inputs, KernelDefaults, Scaling, load_family
 from gemmpipe.family.operands import quantise_blockwise
 from gemmpipe.family.problem import make_problem
 from gemmpipe.family.reference import error_ratio
@@ -34,6 +34,14 @@ def laid(scales: torch.Tensor | None, how: str | None) -> torch.Tensor | None:
     return held.as_strided((rows, blocks), strides).copy_(scales)
 
 
+def of_this_rank(inputs: Inputs, spec: GemmSpec) -> Inputs:
+    """The same with weight 0 for experts of another rank."""
+    if spec.experts is None or inputs.topk_ids is None:
+        return inputs
+    known = (inputs.topk_ids >= 0) & (inputs.topk_ids < spec.experts.count)
+    return replace(inputs, topk_ids=inputs.topk_ids * known, topk_weights=inputs.topk_weights * known)
+
+
 def run(case: dict) -> dict:
     family = load_family(case["family"])
     device = arch_device(case.get("gfx", "sm_90"))
@@ -44,6 +52,8 @@ def run(case: dict) -> dict:
     generator = torch.Generator().manual_seed(7)
     weights, inputs = family.make_weights(spec, generator), family.make_inputs(spec, generator)
     inputs = replace(inputs, x_scale=laid(inputs.x_scale, case.get("scales")))
+    if "ids" in case:
+        inputs = replace(inputs, topk_ids=torch.tensor(case["ids"], dtype=torch.int32))
     known = (*family.implementations, *family.engine_kernels.values())
     kernel = next(i for i in known if i.label == case.get("label", "triton"))
     sizes = ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K", "NUM_KSPLIT")
@@ -52,7 +62,7 @@ def run(case: dict) -> dict:
     knobs = kernel.normalise(spec, knobs, device)
     out = torch.full(spec.out_shape, float("nan"), dtype=getattr(torch, spec.out_dtype))
     launch = kernel.bind(spec, knobs, device, inputs, kernel.prepare(spec, weights, knobs), out)
-    reference = family.reference(spec, inputs, weights)
+    reference = family.reference(spec, of_this_rank(inputs, spec), weights)
     first = launch().clone()
     out.fill_(float("nan"))
     again = launch()
