@@ -29,7 +29,8 @@ KERNELS = (f"{MODULE}:skinny_up", f"{MODULE}:skinny_down")
 _PER_STAGE_KNOBS = ("BLOCK_SIZE_N", "BLOCK_SIZE_K", "num_warps", "num_stages")
 _STAGE2_KNOBS = tuple(f"{name}{STAGE2_SUFFIX}" for name in _PER_STAGE_KNOBS)
 _AXES = (KERNEL_TYPE, "BLOCK_SIZE_M", *_PER_STAGE_KNOBS, "cache_modifier", *_STAGE2_KNOBS)
-_VECTOR_BYTES = 16
+_VECTOR = 8
+"""Elements along K that a thread loads at once: 16 bytes of x, so that w has the layout of x."""
 _MAX_GRID_Y = 65535
 _MAX_VALUES = 128
 _LINE_BYTES = 128
@@ -74,9 +75,9 @@ class SkinnyExperts(MultiLaunchImplementation):
             own = {**stage_knobs(knobs, stage), "NUM_KSPLIT": 1, "GROUP_SIZE_M": 1}
             if reason := launch_violation(plain, own, device):
                 return f"{reason} (stage {stage})"
-            n, k, vector = int_knob(own, "BLOCK_SIZE_N"), int_knob(own, "BLOCK_SIZE_K"), _vector(spec)
-            if k < vector:
-                return f"minimum tile: {k} along K, a thread loads {vector} at once (stage {stage})"
+            n, k = int_knob(own, "BLOCK_SIZE_N"), int_knob(own, "BLOCK_SIZE_K")
+            if k < _VECTOR:
+                return f"minimum tile: {k} along K, a thread loads {_VECTOR} at once (stage {stage})"
             sides = 2 if stage == 1 and experts.gated else 1
             held = sides * n * k // (int_knob(own, "num_warps") * device.warp_size)
             if held > _MAX_VALUES:
@@ -101,11 +102,6 @@ class SkinnyExperts(MultiLaunchImplementation):
     def scratch(self, spec: GemmSpec, knobs: Knobs) -> Mapping[str, TensorShape]:
         """h."""
         return _scratch_shapes(spec)
-
-
-def _vector(spec: GemmSpec) -> int:
-    """Weights that a thread loads at once."""
-    return int(_VECTOR_BYTES / element_bytes(spec.w_dtype))
 
 
 def _scratch_shapes(spec: GemmSpec) -> dict[str, TensorShape]:
@@ -171,7 +167,7 @@ def _shared_constants(
         "K": k,
         "BLOCK_SIZE_N": block_n,
         "BLOCK_SIZE_K": own["BLOCK_SIZE_K"],
-        "VECTOR": _vector(spec),
+        "VECTOR": _VECTOR,
         "TOPK": require_experts(spec).topk,
         "SCALES": spec.w_scale.granularity if spec.w_scale else "none",
         "GROUP": group,
