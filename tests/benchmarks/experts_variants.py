@@ -26,6 +26,7 @@ from pathlib import Path
 
 import torch
 from engine_experts import FAMILY, FP8, Case, graph_of, published, replay_us
+from engine_experts import MIXTURES as SIZES
 from triton.runtime.errors import TritonError
 
 from gemmpipe.backends import engine_moe
@@ -72,7 +73,22 @@ SKINNY = {  # columns, step along K and warps of the first stage, then of the se
     "f": (4, 512, 2, 8, 512, 2),
     "g": (4, 512, 1, 2, 512, 1),
     "h": (1, 1024, 1, 1, 512, 1),
+    "i": (2, 1024, 4, 4, 512, 2),
+    "j": (4, 2048, 8, 4, 256, 1),
 }
+UNSORTED = {  # rows; columns, step along K, warps and stages of the first stage, then of the second
+    "a": (16, 64, 128, 4, 3, 64, 128, 4, 3),
+    "b": (16, 32, 128, 4, 4, 64, 128, 4, 4),
+    "c": (16, 64, 128, 8, 3, 128, 128, 8, 3),
+    "d": (16, 128, 128, 8, 3, 128, 128, 8, 3),
+    "e": (16, 64, 64, 4, 4, 128, 64, 4, 4),
+    "f": (16, 32, 128, 4, 6, 32, 128, 4, 4),
+    "g": (32, 64, 128, 4, 3, 64, 128, 4, 3),
+    "h": (64, 64, 64, 4, 4, 128, 64, 4, 4),
+    "i": (64, 64, 128, 8, 3, 128, 128, 8, 3),
+}
+_UNSORTED_NAMES = ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K", "num_warps", "num_stages")
+_UNSORTED_NAMES += ("BLOCK_SIZE_N_2", "BLOCK_SIZE_K_2", "num_warps_2", "num_stages_2")
 _NAMES = ("BLOCK_SIZE_N", "BLOCK_SIZE_K", "num_warps", "BLOCK_SIZE_N_2", "BLOCK_SIZE_K_2", "num_warps_2")
 
 
@@ -107,6 +123,12 @@ def further(case: Case, device: Device) -> Iterator[tuple[str, Implementation, K
     for name, values in SKINNY.items():
         knobs: Knobs = {**dict(zip(_NAMES, values, strict=True)), "num_stages": 1}
         yield f"new skinny {name}", implementation("skinny"), knobs
+    _, _, experts, topk = SIZES[case.mixture]
+    rows = case.tokens * topk // experts
+    for name, (block_m, *rest) in UNSORTED.items():
+        if block_m == 16 or rows > 8:
+            values = dict(zip(_UNSORTED_NAMES, (block_m, *rest), strict=True))
+            yield f"new unsorted {name}", implementation("unsorted"), values
     yield (
         "new skinny a without prefetch",
         WithoutPrefetch(),
@@ -226,8 +248,9 @@ class Compilation:
                 print("not compiled:", repr(error)[:200])
 
     def close(self) -> None:
+        processes = list((self._pool._processes or {}).values())
         self._pool.shutdown(wait=False, cancel_futures=True)
-        for process in self._pool._processes.values() if self._pool._processes else ():
+        for process in processes:
             process.terminate()
 
 
