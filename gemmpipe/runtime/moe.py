@@ -115,7 +115,7 @@ def routed_problem(family: Family, given: RoutedOperands) -> Problem:
         "use_g1u1": int(given.w.shape[1] == 2 * inner),
         "doweight_stage1": int(bool(given.weight_first)),
     }
-    return family.problem(tuple((c.name, _cell(family, c, values[c.name])) for c in family.key_columns))
+    return family.problem(tuple((c.name, _cell(family, c, values.get(c.name))) for c in family.key_columns))
 
 
 def _cell(family: Family, column: KeyColumn, value: Scalar) -> Scalar:

@@ -23,6 +23,7 @@ from gemmpipe.family.aiter_table import AiterTable
 from gemmpipe.family.dtypes import DTYPES_16BIT, FP8_DTYPES, native_fp8, reject_bias
 from gemmpipe.family.moe import bytes_moved, flops, make_inputs, make_weights, product, tolerance
 from gemmpipe.family.problem import parse_choice
+from gemmpipe.family.routing import parse_routing
 from gemmpipe.kernels.fmoe._engine import ENGINES
 from gemmpipe.kernels.fmoe._gluon import GroupedExperts
 from gemmpipe.kernels.fmoe._skinny import LABEL as SKINNY
@@ -116,8 +117,20 @@ def spec(problem: Problem) -> GemmSpec:
             gated=bool(key["use_g1u1"]),
             weight_first=bool(key["doweight_stage1"]),
             quantised=quantised,
+            routing=_routing(problem, key.get("routing")),
         ),
     )
+
+
+def _routing(problem: Problem, value: Scalar) -> str | None:
+    """The routing of a key. Raises UserError for one that is none."""
+    if value is None:
+        return None
+    try:
+        parse_routing(str(value))
+    except UserError as error:
+        raise UserError(f"{problem.id}: routing: {error}") from None
+    return str(value)
 
 
 def _check(where: str, value: str, known: tuple[str, ...], clause: str = "") -> None:
@@ -163,13 +176,15 @@ _KEY = (
     KeyColumn(name="q_type", kind="str", words=QUANTISATIONS, others=OTHER_QUANTISATIONS),
     KeyColumn(name="use_g1u1", kind="flag"),
     KeyColumn(name="doweight_stage1", kind="flag"),
+    KeyColumn(name="routing", kind="str", optional=True, condition=True),
 )
+_AITER_KEY = tuple(column.name for column in _KEY if not column.condition)
 
 FAMILY = Family(
     name="fmoe",
     key_columns=_KEY,
     csv_name="tuned_fmoe.csv",
-    aiter_table=AiterTable(columns=(*(column.name for column in _KEY), *AITER_COLUMNS, *AITER_REST), variable="FMOE"),
+    aiter_table=AiterTable(columns=(*_AITER_KEY, *AITER_COLUMNS, *AITER_REST), variable="FMOE"),
     extra_columns=AITER_COLUMNS,
     extra_cells=aiter_cells,
     json_tag="FMOE",
