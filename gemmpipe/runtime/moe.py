@@ -13,6 +13,7 @@ from gemmpipe.family.problem import parse_key_value
 from gemmpipe.launch.workspace import unshared_scratch
 from gemmpipe.runtime.binding import MakeOut, NotCapturable, cached_form, device_context
 from gemmpipe.runtime.cache import BindRequest, CallKey, device_by_index
+from gemmpipe.runtime.capture.routing import routing_counter
 from gemmpipe.runtime.capture.watcher import capture_paused, current_module
 from gemmpipe.runtime.copy_log import log_converted
 from gemmpipe.runtime.dispatch import EAGER, Dispatch, RecordingDispatch, dispatch_of
@@ -258,9 +259,11 @@ def record_mixture(
         out = run_mixture(dispatch, key, given)
     if out.numel():
         family = dispatch.family
-        counting.recorder.add(
-            family.name, {**dict(routed_problem(family, given).key), "op": family.entry_point}, current_module()
-        )
+        key = dict(routed_problem(family, given).key)
+        counting.recorder.add(family.name, {**key, "op": family.entry_point}, current_module())
+        if not given.topk_ids.is_meta:
+            sizes = (given.w.shape[2], given.w2.shape[2], given.w.shape[0], given.topk_ids.shape[-1])
+            routing_counter(counting.recorder.path).add(given.topk_ids, sizes, current_module())
     return out
 
 

@@ -48,6 +48,26 @@ def add_products(
 
 
 @triton.jit
+def finish_pair(
+    gate, up, w_scale_ptr, shares_ptr, pair, w_row, columns, N,
+    SCALES: tl.constexpr, ACTIVATION: tl.constexpr, GATED: tl.constexpr,
+):  # fmt: skip
+    """The sums of a pair times the scales of whole rows of w and its share, activated; GATED: act(gate) * up."""
+    if SCALES == "row":
+        gate *= tl.load(w_scale_ptr + w_row + columns)
+        if GATED:
+            up *= tl.load(w_scale_ptr + w_row + N + columns)
+    if shares_ptr is not None:
+        share = tl.load(shares_ptr + pair)
+        gate *= share
+        up *= share
+    gate = activation(gate, ACTIVATION)
+    if GATED:
+        gate *= up
+    return gate
+
+
+@triton.jit
 def skinny_up(
     x_ptr, w_ptr, w_scale_ptr, shares_ptr, ids_ptr, out_ptr, N, w_rows, experts,
     K: tl.constexpr, BLOCK_SIZE_N: tl.constexpr, BLOCK_SIZE_K: tl.constexpr, VECTOR: tl.constexpr, TOPK: tl.constexpr,
@@ -84,18 +104,10 @@ def skinny_up(
         gate = add_products(gate, x, w_ptrs, gate_scales, k, ks, K, EVEN_K, GROUP, SCALES, CACHE)
         if GATED:
             up = add_products(up, x, up_ptrs, up_scales, k, ks, K, EVEN_K, GROUP, SCALES, CACHE)
-    gate, up = tl.sum(gate, axis=1), tl.sum(up, axis=1)
-    if SCALES == "row":
-        gate *= tl.load(w_scale_ptr + expert * w_rows + columns)
-        if GATED:
-            up *= tl.load(w_scale_ptr + expert * w_rows + N + columns)
-    if shares_ptr is not None:
-        share = tl.load(shares_ptr + pair)
-        gate *= share
-        up *= share
-    total = activation(gate, ACTIVATION)
-    if GATED:
-        total *= up
+    total = finish_pair(
+        tl.sum(gate, axis=1), tl.sum(up, axis=1), w_scale_ptr, shares_ptr, pair, expert * w_rows, columns, N,
+        SCALES, ACTIVATION, GATED,
+    )  # fmt: skip
     stored = first + tl.arange(0, BLOCK_SIZE_N)
     out_ptr += pair.to(tl.int64) * N
     tl.store(out_ptr + stored, round_to(total, out_ptr.dtype.element_ty, INTERPRETED), mask=stored < N)
