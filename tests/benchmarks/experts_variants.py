@@ -7,7 +7,8 @@ Five mixtures of experts, tokens 1 to 256, bf16 and fp8 by blocks. `now`: the fa
 all configurations of the shipped table for so many tokens; `new`: the fastest of the further forms; `vllm`: vLLM's
 `fused_experts` with its published file, if vLLM is importable. A figure is the median of replays of one CUDA graph with
 several routings (so that weights come from memory), contenders interleaved; every result is checked. Cases are taken by
-tokens, fewest first, until the limit; experts_variants.csv has every contender.
+tokens, fewest first, until the limit; experts_variants.csv has every contender. With --routings the choice under the usual
+routing is timed under five others, beside the eight fastest.
 """
 
 import argparse
@@ -45,6 +46,8 @@ from gemmpipe.stages.rows import candidate_of
 from gemmpipe.tables import store
 
 MIXTURES = ("qwen3-next", "qwen3-30b", "qwen3-235b-tp8", "deepseek-v3-tp8", "mixtral-tp2")
+ROUTINGS = ("uniform", "skewed", "very_skewed", "one_hot", "6/5/4/3/2.2/1.6/1.1/0.7/0.4/0.2/0.1/0.05/0.02")
+"""Beside the usual one: names, and a profile as captures have it."""
 _FAILURES = (RuntimeError, ValueError, AssertionError, TritonError)
 _MAX_ERROR = 0.04
 
@@ -151,14 +154,16 @@ class Operands:
         self.key: tuple[str, str] | None = None
         self.weights: Weights | None = None
 
-    def of(self, case: Case) -> tuple[list[Inputs], Weights]:
+    def of(self, case: Case, routing: str | None) -> tuple[list[Inputs], Weights]:
         if self.key != (case.mixture, case.dtype) or self.weights is None:
             self.weights = None
             torch.cuda.empty_cache()
             self.key = (case.mixture, case.dtype)
             self.weights = FAMILY.make_weights(case.spec, torch.Generator(device="cuda").manual_seed(1))
         seeds = range(2, 2 + routings(case.tokens))
-        inputs = [FAMILY.make_inputs(case.spec, torch.Generator(device="cuda").manual_seed(seed)) for seed in seeds]
+        assert case.spec.experts is not None
+        spec = replace(case.spec, experts=replace(case.spec.experts, routing=routing))
+        inputs = [FAMILY.make_inputs(spec, torch.Generator(device="cuda").manual_seed(seed)) for seed in seeds]
         return inputs, self.weights
 
 
@@ -171,10 +176,10 @@ def in_a_row(calls: list[Callable[[], object]]) -> Callable[[], None]:
 
 
 def graphs_of(
-    case: Case, device: Device, made: Mapping[str, Contender], operands: Operands
+    case: Case, device: Device, made: Mapping[str, Contender], operands: Operands, routing: str | None = None
 ) -> dict[str, torch.cuda.CUDAGraph]:
     """A graph for each contender whose results are right."""
-    inputs, weights = operands.of(case)
+    inputs, weights = operands.of(case, routing)
     references = [FAMILY.reference(case.spec, each, weights) for each in inputs]
     found = {}
     for name in (*made, "vllm"):
@@ -219,6 +224,24 @@ def geomean(values: list[float]) -> float:
     return math.exp(statistics.fmean(math.log(v) for v in values)) if values else math.nan
 
 
+def regrets(
+    case: Case, device: Device, made: Mapping[str, Contender], operands: Operands, usual: dict[str, float], rounds: int
+) -> list[tuple[str, str, float]]:
+    """For each routing its fastest contender, and the time of the usual routing's choice over that one's."""
+    own = {name: us for name, us in usual.items() if name != "vllm"}
+    choice = min(own, key=lambda name: own[name])
+    kept = {name: made[name] for name in sorted(own, key=lambda name: own[name])[:8]}  # others are far behind
+    found = []
+    for routing in ROUTINGS:
+        graphs = graphs_of(case, device, kept, operands, routing)
+        graphs.pop("vllm", None)
+        times = interleaved_us(graphs, routings(case.tokens), rounds)
+        fastest = min(times, key=lambda name: times[name])
+        found.append((routing, fastest, times[choice] / times[fastest]))
+        del graphs
+    return found
+
+
 class Compilation:
     """All builds and engine calls of the cases, compiled by processes that use no GPU, in the order of the cases."""
 
@@ -260,6 +283,7 @@ def main() -> None:
     parser.add_argument("--tokens", default="1,4,16,64,256")
     parser.add_argument("--mixtures", default=",".join(MIXTURES))
     parser.add_argument("--dtypes", default=f"bfloat16,{FP8}")
+    parser.add_argument("--routings", action="store_true", help="the choice beside the fastest under other routings")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--processes", type=int, default=14)
     parser.add_argument("--out", default=os.environ.get("OUT", "."))
@@ -286,6 +310,11 @@ def main() -> None:
             rows.append([case.mixture, case.dtype, case.tokens, name, f"{us:.3f}", json.dumps(dict(knobs))])
         (now, now_us), (new, new_us), (_, vllm_us) = (best(times, kind) for kind in ("now", "new", "vllm"))
         lines.append((case, now_us, new_us, vllm_us))
+        if arguments.routings:
+            for routing, fastest, regret in regrets(
+                case, device, compilation.made[case], operands, times, arguments.rounds
+            ):
+                print(f"    {case.mixture} {case.dtype[:5]} {case.tokens} {routing[:12]:12} {regret:.3f} of {fastest}")
         said = f"{case.mixture:15} {case.dtype[:5]} {case.tokens:4}: {now_us:7.1f} ({now:8}) {new_us:7.1f} ({new:16})"
         print(f"{said} {vllm_us:7.1f}; {now_us / new_us:.3f} {vllm_us / new_us:.3f}", flush=True)
     compilation.close()
