@@ -7,8 +7,8 @@ Five mixtures of experts, tokens 1 to 256, bf16 and fp8 by blocks. `now`: the fa
 all configurations of the shipped table for so many tokens; `new`: the fastest of the further forms; `vllm`: vLLM's
 `fused_experts` with its published file, if vLLM is importable. A figure is the median of replays of one CUDA graph with
 several routings (so that weights come from memory), contenders interleaved; every result is checked. Cases are taken by
-tokens, fewest first, until the limit; experts_variants.csv has every contender. With --routings the choice under the usual
-routing is timed under five others, beside the eight fastest.
+tokens, fewest first, until the limit; experts_variants.csv has every contender. With --routings the choice under the
+usual routing is timed under five others, beside the eight fastest.
 """
 
 import argparse
