@@ -68,9 +68,7 @@ class SkinnyExperts(MultiLaunchImplementation):
         experts = spec.experts
         if experts is None:
             return "experts: this kernel computes routed products alone"
-        if spec.m * experts.topk > _MAX_GRID_Y:
-            return f"grid: {spec.m * experts.topk} pairs, at most {_MAX_GRID_Y} programs in its second dimension"
-        for stage in (1, 2):
+        for stage, columns in ((1, experts.inner), (2, spec.n)):
             plain = replace(spec, x_dtype=spec.w_dtype, experts=None)
             own = {**stage_knobs(knobs, stage), "NUM_KSPLIT": 1, "GROUP_SIZE_M": 1}
             if reason := launch_violation(plain, own, device):
@@ -78,6 +76,10 @@ class SkinnyExperts(MultiLaunchImplementation):
             n, k = int_knob(own, "BLOCK_SIZE_N"), int_knob(own, "BLOCK_SIZE_K")
             if k < _VECTOR:
                 return f"minimum tile: {k} along K, a thread loads {_VECTOR} at once (stage {stage})"
+            if ceil_div(columns, n) > _MAX_GRID_Y:
+                return (
+                    f"grid: {ceil_div(columns, n)} tiles, at most {_MAX_GRID_Y} in its second dimension (stage {stage})"
+                )
             sides = 2 if stage == 1 and experts.gated else 1
             held = sides * n * k // (int_knob(own, "num_warps") * device.warp_size)
             if held > _MAX_VALUES:
@@ -126,7 +128,7 @@ def _up_step(spec: GemmSpec, knobs: Knobs, device: Device, interpreted: bool) ->
         tensors=_tensors(spec, ("x", "w", "inner"), shares=experts.weight_first),
         integers={"N": experts.inner, "w_rows": experts.w1_rows, "experts": experts.count},
         constants={**shared, "ACTIVATION": experts.activation, "GATED": experts.gated},
-        grid=(ceil_div(experts.inner, int_knob(own, "BLOCK_SIZE_N")), spec.m * experts.topk, 1),
+        grid=(spec.m * experts.topk, ceil_div(experts.inner, int_knob(own, "BLOCK_SIZE_N")), 1),
         options=_options(own, device, interpreted),
     )
 
@@ -140,7 +142,7 @@ def _down_step(spec: GemmSpec, knobs: Knobs, device: Device, interpreted: bool) 
         tensors=_tensors(spec, ("inner", "w2", "out"), shares=not experts.weight_first),
         integers={"N": spec.n, "experts": experts.count},
         constants={**shared, "LINES": _prefetched_lines(spec)},
-        grid=(ceil_div(spec.n, int_knob(own, "BLOCK_SIZE_N")), spec.m, 1),
+        grid=(spec.m, ceil_div(spec.n, int_knob(own, "BLOCK_SIZE_N")), 1),
         options=_options(own, device, interpreted),
     )
 

@@ -2,7 +2,8 @@
 
 Each pair of a row and an expert is a product of one row. `skinny_up`: h of one pair, with the expert's number read from
 the routing itself. `skinny_down`: some columns of one row's output, over all of its experts, so that their sum stays in
-registers; its weights are prefetched while `skinny_up` runs. fp8 weights are multiplied by 16-bit rows.
+registers; its weights are prefetched while `skinny_up` runs. fp8 weights are multiplied by 16-bit rows. Programs of the
+same columns follow one another, so that rows with the same expert read its weights from L2 but once from memory.
 """
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def,assignment"
@@ -83,7 +84,7 @@ def skinny_up(
     if OVERLAP:
         gdc_wait()
         gdc_launch_dependents()
-    first, pair = tl.program_id(0) * BLOCK_SIZE_N, tl.program_id(1)
+    pair, first = tl.program_id(0), tl.program_id(1) * BLOCK_SIZE_N
     expert = tl.load(ids_ptr + pair).to(tl.int64)
     if (expert < 0) | (expert >= experts):
         return
@@ -137,7 +138,7 @@ def skinny_down(
     read before the previous kernel has ended: it is skinny_up, which reads them too.
     """
     EVEN_K: tl.constexpr = K % BLOCK_SIZE_K == 0
-    first, row = tl.program_id(0) * BLOCK_SIZE_N, tl.program_id(1)
+    row, first = tl.program_id(0), tl.program_id(1) * BLOCK_SIZE_N
     columns = (first + tl.arange(0, BLOCK_SIZE_N)) % N
     if OVERLAP:
         if LINES > 0:
