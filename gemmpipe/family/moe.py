@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 
 _FP8_ATOL = 0.12
+_MAX_READS = 1.5
 
 
 def require_experts(spec: GemmSpec) -> Experts:
@@ -142,6 +143,11 @@ def expected_experts(spec: GemmSpec) -> float:
         shares = inclusion_shares(loads_of(known, experts.count), experts.topk)
         return sum(1 - (1 - share) ** spec.m for share in shares)
     return experts.count * (1 - (1 - experts.topk / experts.count) ** spec.m)
+
+
+def hardly_shares_experts(spec: GemmSpec) -> bool:
+    """True if the rows of a call have few experts in common, so that each pair may read its expert's weights itself."""
+    return spec.m * require_experts(spec).topk <= _MAX_READS * expected_experts(spec)
 
 
 def bytes_moved(spec: GemmSpec) -> float:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from gemmpipe.core.data import Build, Device, Knobs, Scalar, digest
 from gemmpipe.family import Experts, GemmSpec, Implementation, Inputs, Launch, Prepared
-from gemmpipe.family.moe import require_experts, routing
+from gemmpipe.family.moe import hardly_shares_experts, require_experts, routing
 from gemmpipe.kernels.fmoe._launch_plan import KERNELS, MODULE, LaunchStep, dtypes_of, launch_steps, scratch_shapes
 from gemmpipe.launch.build import find_kernel, is_interpreted, load_build
 from gemmpipe.launch.workspace import SCRATCH, TensorShape
@@ -179,7 +179,12 @@ class FusedExperts(MultiLaunchImplementation):
         return padding_reason(spec, knobs)
 
     def default_config(self, spec: GemmSpec, device: Device) -> Knobs | None:
-        """Few rows per expert: small blocks, as traffic is weights only; many: tiles for full matrix throughput."""
+        """Few rows per expert: small blocks, as traffic is weights only; many: tiles for full matrix throughput.
+
+        None where the skinny kernels have one: for rows that hardly share experts.
+        """
+        if device.vendor == "nvidia" and hardly_shares_experts(spec):
+            return None
         rows = int(str(space_facts(spec, device)["rows"]))
         fp8 = spec.w_dtype.startswith("float8")
         knobs: Knobs = {

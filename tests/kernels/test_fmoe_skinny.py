@@ -4,7 +4,7 @@ import json
 
 import pytest
 from interpreter_process import INTERPRETED, Interpreter
-from moe_problems import FMOE, QWEN, spec_of
+from moe_problems import FMOE, QWEN, shipped_space, spec_of
 
 from gemmpipe.core.data import Scalar
 from gemmpipe.core.device import arch_device, cpu_device
@@ -104,6 +104,34 @@ def test_is_for_rows_that_hardly_share_experts(sizes: tuple[int, ...], few: bool
     spec, device = spec_of(sizes), arch_device("sm_90")
     reason = kernel().dominated_reason(spec, kernel().normalise(spec, KNOBS, device), device)
     assert (reason is None) == few
+
+
+@pytest.mark.parametrize(("gfx", "own"), [("sm_90", True), ("gfx942", False)])
+def test_untuned_few_rows_run_it_where_it_was_measured(gfx: str, own: bool) -> None:
+    device = arch_device(gfx)
+    few, many = spec_of((1, *QWEN[1:]), gfx), spec_of(QWEN, gfx)
+    plain = FMOE.implementations[0]
+    assert (kernel().default_config(few, device) is not None) == own
+    assert (plain.default_config(few, device) is None) == own
+    assert kernel().default_config(many, device) is None
+    assert plain.default_config(many, device) is not None
+    knobs = kernel().default_config(few, arch_device("sm_90"))
+    assert knobs is not None
+    assert kernel().unsupported_reason(few, knobs, device) is None
+
+
+@pytest.mark.parametrize("gfx", ["sm_90", "sm_100", "gfx942"])
+def test_the_space_has_it_for_few_rows(gfx: str) -> None:
+    device, counts = arch_device(gfx), []
+    for sizes in ((1, 2048, 768, 128, 8), (16, 2048, 512, 512, 10), QWEN):
+        spec = spec_of(sizes, gfx)
+        points = [kernel().normalise(spec, p, device) for p in kernel().configs(spec, device, shipped_space("fmoe"))]
+        fit = {tuple(sorted(p.items())) for p in points if kernel().unsupported_reason(spec, p, device) is None}
+        assert all(set(knobs) <= set(kernel().knob_names(spec, device)) for knobs in points)
+        counts.append(len(fit))
+    assert counts[0] == counts[1]
+    assert 20 < counts[0] < 60
+    assert counts[2] == 0
 
 
 @pytest.mark.parametrize("gfx", ["sm_90", "gfx942"])
