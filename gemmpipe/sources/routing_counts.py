@@ -1,13 +1,15 @@
 """The file of captured routings, beside that of captured products: the rows of each expert in each layer."""
 
 import csv
+import fcntl
 import io
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from gemmpipe.core.errors import UserError
 from gemmpipe.core.files import read_cells
+from gemmpipe.core.paths import PRIVATE_MODE, make_folder, open_private, write_atomic
 from gemmpipe.family.problem import parse_bounded_int
 from gemmpipe.family.routing import profile_of
 
@@ -52,8 +54,19 @@ def _rows(lines: Iterator[tuple[int, list[str]]], path: Path) -> Iterator[tuple[
         yield LayerSizes(sizes=numbers, layer=layer), found
 
 
-def write_counts(counts: Mapping[LayerSizes, list[int]]) -> str:
-    """The text of the file."""
+def add_counts(path: Path, counts: Mapping[LayerSizes, Sequence[int]]) -> None:
+    """Add to the counts in the file, which any number of processes share. Raises OSError and what read_counts does."""
+    make_folder(path.parent)
+    with open(path.with_name(f".{path.name}.lock"), "a", opener=open_private) as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        merged = read_counts(path) if path.is_file() else {}
+        for key, found in counts.items():
+            before = merged.get(key, [0] * len(found))
+            merged[key] = [a + b for a, b in zip(before, found, strict=True)]
+        write_atomic(path, _text(merged), mode=PRIVATE_MODE)
+
+
+def _text(counts: Mapping[LayerSizes, Sequence[int]]) -> str:
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(COLUMNS)

@@ -1,7 +1,6 @@
 """Counting the rows of each expert while products are captured, on the device and without waiting for it."""
 
 import atexit
-import fcntl
 import logging
 import os
 from dataclasses import dataclass, field
@@ -11,9 +10,8 @@ from pathlib import Path
 import torch
 
 from gemmpipe.core.errors import UserError, one_line, printable
-from gemmpipe.core.paths import PRIVATE_MODE, make_folder, open_private, write_atomic
 from gemmpipe.launch.workspace import stream_is_capturing
-from gemmpipe.sources.routing_counts import LayerSizes, read_counts, routing_file, write_counts
+from gemmpipe.sources.routing_counts import LayerSizes, add_counts, routing_file
 
 _LOG = logging.getLogger("gemmpipe.runtime")
 
@@ -46,24 +44,13 @@ class RoutingCounter:
         try:
             found = {key: held.tolist()[:-1] for key, held in taken.items()}
             if any(map(any, found.values())):
-                _merge(self.path, found)
+                add_counts(self.path, found)
         except (OSError, RuntimeError, UserError) as error:
             _LOG.warning("gemmpipe: %s: captured routings are not written: %s", self.path, one_line(error))
 
     def reset(self) -> None:
         """In a forked process: drop the parent's counts, which the parent writes."""
         self.counts = {}
-
-
-def _merge(path: Path, counts: dict[LayerSizes, list[int]]) -> None:
-    make_folder(path.parent)
-    with open(path.with_name(f".{path.name}.lock"), "a", opener=open_private) as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        merged = read_counts(path) if path.is_file() else {}
-        for key, found in counts.items():
-            before = merged.get(key, [0] * len(found))
-            merged[key] = [a + b for a, b in zip(before, found, strict=True)]
-        write_atomic(path, write_counts(merged), mode=PRIVATE_MODE)
 
 
 _COUNTERS: dict[Path, RoutingCounter] = {}
