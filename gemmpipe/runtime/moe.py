@@ -259,11 +259,12 @@ def record_mixture(
         out = run_mixture(dispatch, key, given)
     if out.numel():
         family = dispatch.family
-        key = dict(routed_problem(family, given).key)
-        counting.recorder.add(family.name, {**key, "op": family.entry_point}, current_module())
+        columns = dict(routed_problem(family, given).key)
+        counting.recorder.add(family.name, {**columns, "op": family.entry_point}, current_module())
         if not given.topk_ids.is_meta:
             sizes = (given.w.shape[2], given.w2.shape[2], given.w.shape[0], given.topk_ids.shape[-1])
-            routing_counter(counting.recorder.path).add(given.topk_ids, sizes, current_module())
+            with counting.recorder.logging_errors():
+                routing_counter(counting.recorder.path).add(given.topk_ids, sizes, current_module())
     return out
 
 
