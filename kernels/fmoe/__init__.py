@@ -8,9 +8,9 @@ of experts that it holds.
 
 This module has the key columns (those of aiter's untuned_fmoe), the experts of a key and the columns of aiter's
 tuned_fmoe.csv. Implementations: _triton.py with _launch_plan.py and _kernel.py; for rows sorted by expert on Hopper
-_gluon.py with _grouped_launch_plan.py, _sorted.py and _grouped.py; for few rows _skinny.py with _skinny_kernel.py on
-the CUDA cores and _unsorted.py with _unsorted_kernel.py on the tensor cores; in the form of vLLM's and SGLang's kernels
-_engine.py with _engine_launch_plan.py and _engine_kernel.py.
+_gluon.py with _grouped_launch_plan.py, _sorted.py and _grouped.py; for few rows on the CUDA cores _skinny.py with
+_skinny_kernel.py; in the form of vLLM's and SGLang's kernels _engine.py with _engine_launch_plan.py and
+_engine_kernel.py.
 """
 
 import json
@@ -29,8 +29,6 @@ from gemmpipe.kernels.fmoe._gluon import GroupedExperts
 from gemmpipe.kernels.fmoe._skinny import LABEL as SKINNY
 from gemmpipe.kernels.fmoe._skinny import SkinnyExperts
 from gemmpipe.kernels.fmoe._triton import FusedExperts
-from gemmpipe.kernels.fmoe._unsorted import LABEL as UNSORTED
-from gemmpipe.kernels.fmoe._unsorted import UnsortedExperts
 from gemmpipe.templates.params import KERNEL_TYPE
 from gemmpipe.templates.tiled import FUSED_ACT, stage_knobs
 
@@ -157,8 +155,8 @@ def aiter_cells(row: Mapping[str, Scalar]) -> Mapping[str, Scalar]:
         tile = "x".join(str(own[f"BLOCK_SIZE_{axis}"]) for axis in "MNK")
         fused = "_fused" if stage == 1 and config.get(FUSED_ACT) else ""
         kernel, warps = ("routed", f"_w{own['num_warps']}") if "num_warps" in own else ("grouped", "")
-        if config.get(KERNEL_TYPE) in (SKINNY, UNSORTED):
-            kernel = str(config[KERNEL_TYPE])
+        if config.get(KERNEL_TYPE) == SKINNY:
+            kernel = SKINNY
         names.append(f"{kernel}{stage}{fused}_{tile}{warps}_s{own['num_stages']}@{source}")
     return {"block_m": config["BLOCK_SIZE_M"], "ksplit": 0, "kernelName1": names[0], "kernelName2": names[1]}
 
@@ -198,7 +196,7 @@ FAMILY = Family(
     flops=flops,
     bytes_moved=bytes_moved,
     baseline=("torch",),
-    implementations=(FusedExperts(), GroupedExperts(), SkinnyExperts(), UnsortedExperts()),
+    implementations=(FusedExperts(), GroupedExperts(), SkinnyExperts()),
     engine_kernels=ENGINES,
     rows_column="token",
 )

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from gemmpipe.core.data import Device, Knobs, Scalar, digest
 from gemmpipe.family import GemmSpec
-from gemmpipe.family.dtypes import element_bytes
 from gemmpipe.family.moe import expected_experts, hardly_shares_experts, require_experts
 from gemmpipe.kernels.fmoe._launch_plan import LaunchStep, dtypes_of
 from gemmpipe.kernels.fmoe._triton import LaunchPlan, MultiLaunchImplementation, name_suffix
@@ -33,9 +32,6 @@ _VECTOR = 8
 """Elements along K that a thread loads at once: 16 bytes of x, so that w has the layout of x."""
 _MAX_GRID_Y = 65535
 _MAX_VALUES = 128
-_LINE_BYTES = 128
-_MAX_PREFETCH_LINES = 16
-_MAX_PREFETCH_BYTES = 13 * 10**6  # see tiled.prefetched_lines
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,11 +89,15 @@ class SkinnyExperts(MultiLaunchImplementation):
         return None
 
     def default_config(self, spec: GemmSpec, device: Device) -> Knobs | None:
-        """Few rows on NVIDIA, where it was measured ahead of the plain kernel; one column a program, as many as fit."""
+        """Few rows on NVIDIA, where it was measured ahead of the plain kernel: as many programs as there are columns.
+
+        Of a second product with a short K a program takes two columns, which share the loads of h.
+        """
         if device.vendor != "nvidia" or not hardly_shares_experts(spec):
             return None
-        sizes = {"BLOCK_SIZE_N": 1, "BLOCK_SIZE_K": 1024, "BLOCK_SIZE_K_2": 512, "num_warps": 1, "num_stages": 1}
-        return self.normalise(spec, sizes, device)
+        columns, depth = (1, 512) if require_experts(spec).inner >= 512 else (2, 256)
+        sizes = {"BLOCK_SIZE_N": 1, "BLOCK_SIZE_K": 1024, "num_warps": 1, "num_stages": 1}
+        return self.normalise(spec, {**sizes, "BLOCK_SIZE_N_2": columns, "BLOCK_SIZE_K_2": depth}, device)
 
     def kernel_name(self, knobs: Knobs) -> str:
         """`skinny@3fa9c1d2`, `skinny_apart@...`."""
@@ -147,7 +147,7 @@ def _down_step(spec: GemmSpec, knobs: Knobs, device: Device, interpreted: bool) 
         module=MODULE,
         tensors=_tensors(spec, ("inner", "w2", "out"), shares=not experts.weight_first),
         integers={"N": spec.n, "experts": experts.count},
-        constants={**shared, "LINES": _prefetched_lines(spec)},
+        constants=shared,
         grid=(spec.m, ceil_div(spec.n, int_knob(own, "BLOCK_SIZE_N")), 1),
         options=_options(own, device, interpreted),
     )
@@ -186,15 +186,6 @@ def _shared_constants(
         "OVERLAP": uses_pdl(device, interpreted=interpreted),
         "INTERPRETED": interpreted,
     }
-
-
-def _prefetched_lines(spec: GemmSpec) -> int:
-    """Lines of each row of w2, of each pair, that are prefetched while the first kernel runs: a power of two, or 0."""
-    experts = require_experts(spec)
-    row = ceil_div(int(experts.inner * element_bytes(spec.w_dtype)), _LINE_BYTES)
-    most = _MAX_PREFETCH_BYTES // (_LINE_BYTES * spec.n * spec.m * experts.topk)
-    lines = min(row, most, _MAX_PREFETCH_LINES)
-    return 1 << (lines.bit_length() - 1) if lines else 0
 
 
 def _options(own: Knobs, device: Device, interpreted: bool) -> dict[str, Scalar]:

@@ -2,7 +2,7 @@
 
 Each pair of a row and an expert is a product of one row. `skinny_up`: h of one pair, with the expert's number read from
 the routing itself. `skinny_down`: some columns of one row's output, over all of its experts, so that their sum stays in
-registers; its weights are prefetched while `skinny_up` runs. fp8 weights are multiplied by 16-bit rows. Programs of the
+registers. fp8 weights are multiplied by 16-bit rows. Programs of the
 same columns follow one another, so that rows with the same expert read its weights from L2 but once from memory.
 """
 
@@ -13,7 +13,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from gemmpipe.kernels.fmoe._kernel import activation
-from gemmpipe.templates.device_fns import gdc_wait_after, load_k, round_to
+from gemmpipe.templates.device_fns import load_k, round_to
 
 
 @triton.jit
@@ -115,38 +115,21 @@ def skinny_up(
 
 
 @triton.jit
-def prefetch_rows(w_ptr, columns, K: tl.constexpr, LINES: tl.constexpr):
-    """Prefetch the first LINES lines (128 bytes) of these rows of w into L2."""
-    LINE: tl.constexpr = 1024 // w_ptr.dtype.element_ty.primitive_bitwidth
-    within = tl.minimum(tl.arange(0, LINES) * LINE, K - 1)
-    lines = (w_ptr + columns.to(tl.int64)[:, None] * K + within[None, :]).to(tl.int64)
-    tl.inline_asm_elementwise(
-        "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [lines], dtype=tl.int32, is_pure=False, pack=1
-    )
-
-
-@triton.jit
 def skinny_down(
     x_ptr, w_ptr, w_scale_ptr, shares_ptr, ids_ptr, out_ptr, N, experts,
     K: tl.constexpr, BLOCK_SIZE_N: tl.constexpr, BLOCK_SIZE_K: tl.constexpr, VECTOR: tl.constexpr, TOPK: tl.constexpr,
     SCALES: tl.constexpr, GROUP: tl.constexpr, UNIFORM: tl.constexpr, CACHE: tl.constexpr, STAGES: tl.constexpr,
-    OVERLAP: tl.constexpr, INTERPRETED: tl.constexpr, LINES: tl.constexpr,
+    OVERLAP: tl.constexpr, INTERPRETED: tl.constexpr,
 ):  # fmt: skip
     """out[row, N] = the sum over the row's TOPK pairs of share * x[pair, K] @ w[the pair's expert, N, K]^T.
 
-    Without shares_ptr all shares are 1. Pairs whose expert is not in [0, experts) add nothing. The routing and w are
-    read before the previous kernel has ended: it is skinny_up, which reads them too.
+    Without shares_ptr all shares are 1. Pairs whose expert is not in [0, experts) add nothing.
     """
     EVEN_K: tl.constexpr = K % BLOCK_SIZE_K == 0
     row, first = tl.program_id(0), tl.program_id(1) * BLOCK_SIZE_N
     columns = (first + tl.arange(0, BLOCK_SIZE_N)) % N
     if OVERLAP:
-        if LINES > 0:
-            for i in tl.static_range(TOPK):
-                expert = tl.load(ids_ptr + row * TOPK + i)
-                expert = tl.where((expert >= 0) & (expert < experts), expert, 0).to(tl.int64)
-                prefetch_rows(w_ptr + expert * N * K, columns, K, LINES)
-        gdc_wait_after(w_ptr)
+        gdc_wait()
         gdc_launch_dependents()
     ks = pieces(BLOCK_SIZE_K, VECTOR)
     total = tl.zeros((BLOCK_SIZE_N, BLOCK_SIZE_K // VECTOR), tl.float32)

@@ -21,13 +21,12 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ProcessPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
 
 import torch
 from engine_experts import FAMILY, FP8, Case, graph_of, published, replay_us
-from engine_experts import MIXTURES as SIZES
 from triton.runtime.errors import TritonError
 
 from gemmpipe.backends import engine_moe
@@ -35,12 +34,9 @@ from gemmpipe.backends.engine_compile import CompileCalls
 from gemmpipe.core.data import Build, Device, Knobs
 from gemmpipe.core.device import gpu_device
 from gemmpipe.core.paths import shipped_tables
-from gemmpipe.family import GemmSpec, Implementation, Inputs, Prepared, Weights
+from gemmpipe.family import Implementation, Inputs, Prepared, Weights
 from gemmpipe.family.reference import error_ratio
 from gemmpipe.kernels.fmoe._engine import ENGINES
-from gemmpipe.kernels.fmoe._launch_plan import dtypes_of
-from gemmpipe.kernels.fmoe._skinny import SkinnyExperts
-from gemmpipe.kernels.fmoe._triton import LaunchPlan
 from gemmpipe.launch.build import compile_build
 from gemmpipe.stages.rows import candidate_of
 from gemmpipe.tables import store
@@ -52,48 +48,27 @@ _FAILURES = (RuntimeError, ValueError, AssertionError, TritonError)
 _MAX_ERROR = 0.04
 
 
-@dataclass(frozen=True, kw_only=True)
-class WithoutPrefetch(SkinnyExperts):
-    """The same without the prefetch of the second weight."""
-
-    def launch_plan(self, spec: GemmSpec, knobs: Knobs, device: Device) -> LaunchPlan:
-        """As the original's, with LINES 0."""
-        dtypes = dtypes_of(spec, self.scratch(spec, knobs))
-        steps = [step for step, _ in super().launch_plan(spec, knobs, device)]
-        steps = [
-            replace(s, constants={**s.constants, **({"LINES": 0} if "LINES" in s.constants else {})}) for s in steps
-        ]
-        return tuple((step, step.build(dtypes)) for step in steps)
-
-
 Contender = tuple[Implementation, Knobs]
+OVERLAP: Knobs = {"OVERLAP": True}
 SKINNY = {  # columns, step along K and warps of the first stage, then of the second
     "b": (2, 512, 1, 2, 256, 1),
-    "e": (2, 1024, 1, 2, 512, 1),
     "h": (1, 1024, 1, 1, 512, 1),
-    "i": (2, 1024, 4, 4, 512, 2),
     "k": (1, 2048, 1, 1, 512, 1),
     "l": (1, 1024, 1, 1, 256, 1),
-    "m": (1, 512, 1, 1, 512, 1),
     "n": (1, 1024, 1, 2, 256, 1),
-    "o": (1, 1024, 2, 1, 512, 2),
-    "p": (2, 2048, 4, 2, 512, 1),
+    "o": (2, 1024, 1, 2, 256, 1),
     "q": (1, 2048, 2, 1, 1024, 1),
 }
-UNSORTED = {  # rows; columns, step along K, warps and stages of the first stage, then of the second
-    "a": (16, 64, 128, 4, 3, 64, 128, 4, 3),
-    "b": (16, 32, 128, 4, 4, 64, 128, 4, 4),
-    "c": (16, 64, 128, 8, 3, 128, 128, 8, 3),
-    "d": (16, 128, 128, 8, 3, 128, 128, 8, 3),
-    "e": (16, 64, 64, 4, 4, 128, 64, 4, 4),
-    "f": (16, 32, 128, 4, 6, 32, 128, 4, 4),
-    "g": (32, 64, 128, 4, 3, 64, 128, 4, 3),
-    "h": (64, 64, 64, 4, 4, 128, 64, 4, 4),
-    "i": (64, 64, 128, 8, 3, 128, 128, 8, 3),
+PLAIN = {  # rows, columns, step along K, warps, stages; whether the activation is fused; columns of the second stage
+    "a": (16, 128, 128, 4, 3, False, 128),
+    "b": (16, 64, 128, 4, 3, True, 128),
+    "c": (16, 128, 128, 8, 3, True, 128),
+    "d": (16, 64, 128, 4, 4, True, 64),
+    "e": (16, 128, 128, 4, 4, False, 128),
 }
-_UNSORTED_NAMES = ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K", "num_warps", "num_stages")
-_UNSORTED_NAMES += ("BLOCK_SIZE_N_2", "BLOCK_SIZE_K_2", "num_warps_2", "num_stages_2")
-_NAMES = ("BLOCK_SIZE_N", "BLOCK_SIZE_K", "num_warps", "BLOCK_SIZE_N_2", "BLOCK_SIZE_K_2", "num_warps_2")
+_STAGE = ("BLOCK_SIZE_N", "BLOCK_SIZE_K", "num_warps")
+_NAMES = (*_STAGE, *(f"{name}_2" for name in _STAGE))
+_PLAIN_NAMES = ("BLOCK_SIZE_M", *_STAGE, "num_stages", "FUSED_ACT", "BLOCK_SIZE_N_2")
 
 
 def implementation(label: str) -> Implementation:
@@ -116,6 +91,8 @@ def existing(case: Case, device: Device) -> Iterator[tuple[str, Implementation, 
     if case.dtype == FP8:
         default["BLOCK_SIZE_K"] = 128
     yield "now default", implementation("triton"), default
+    for name, values in PLAIN.items():
+        yield f"now plain {name}", implementation("triton"), dict(zip(_PLAIN_NAMES, values, strict=True))
     for row in store.read(shipped_tables() / FAMILY.csv_name, FAMILY):
         near = case.tokens / 4 <= int(str(row["token"])) <= case.tokens * 4
         if near and str(row["q_dtype_w"]) == case.dtype and row["gfx"] == device.gfx:
@@ -127,17 +104,11 @@ def further(case: Case, device: Device) -> Iterator[tuple[str, Implementation, K
     for name, values in SKINNY.items():
         knobs: Knobs = {**dict(zip(_NAMES, values, strict=True)), "num_stages": 1}
         yield f"new skinny {name}", implementation("skinny"), knobs
-    _, _, experts, topk = SIZES[case.mixture]
-    rows = case.tokens * topk // experts
-    for name, (block_m, *rest) in UNSORTED.items():
-        if (block_m == 16 or rows > 8) and (case.tokens > 4 or name in "bc"):
-            values = dict(zip(_UNSORTED_NAMES, (block_m, *rest), strict=True))
-            yield f"new unsorted {name}", implementation("unsorted"), values
-    yield (
-        "new skinny h without prefetch",
-        WithoutPrefetch(),
-        dict(zip(_NAMES, SKINNY["h"], strict=True)) | {"num_stages": 1},
-    )
+    for name, values in PLAIN.items():
+        yield f"new overlapped {name}", implementation("triton"), dict(zip(_PLAIN_NAMES, values, strict=True)) | OVERLAP
+    for name, own, knobs in existing(case, device):
+        if own.label == "triton":
+            yield f"new overlapped {name.removeprefix('now ')}", own, {**knobs, **OVERLAP}
 
 
 def contenders(case: Case, device: Device) -> dict[str, Contender]:

@@ -39,6 +39,7 @@ KNOBS: list[dict[str, Scalar]] = [
     {"BLOCK_SIZE_M": 64, "BLOCK_SIZE_N": 128, "BLOCK_SIZE_K": 64, "num_warps": 8, "num_stages": 3, "GROUP_SIZE_M": 16},
     {"BLOCK_SIZE_M": 32, "BLOCK_SIZE_N": 128, "BLOCK_SIZE_K": 64, "num_warps": 4, "num_stages": 2, "BLOCK_SIZE_N_2": 64}
     | {"BLOCK_SIZE_K_2": 128, "num_warps_2": 8, "num_stages_2": 3, "FUSED_ACT": True},
+    {"BLOCK_SIZE_M": 16, "BLOCK_SIZE_N": 64, "BLOCK_SIZE_K": 64, "num_warps": 4, "num_stages": 3, "OVERLAP": True},
 ]
 
 GROUPED_SIZES = {  # as SIZES
@@ -147,11 +148,6 @@ FEW: dict[str, list[dict[str, Scalar]]] = {
     "skinny": [
         {"BLOCK_SIZE_N": 4, "BLOCK_SIZE_K": 512, "num_warps": 1, "num_stages": 1},
         {"BLOCK_SIZE_N": 8, "BLOCK_SIZE_K": 1024, "num_warps": 4, "num_stages": 2, "BLOCK_SIZE_K_2": 256},
-    ],
-    "unsorted": [
-        {"BLOCK_SIZE_M": 16, "BLOCK_SIZE_N": 64, "BLOCK_SIZE_K": 128, "num_warps": 4, "num_stages": 3},
-        {"BLOCK_SIZE_M": 64, "BLOCK_SIZE_N": 32, "BLOCK_SIZE_K": 64, "num_warps": 4, "num_stages": 3}
-        | {"BLOCK_SIZE_N_2": 128, "BLOCK_SIZE_K_2": 128, "num_warps_2": 8},
     ],
 }
 
