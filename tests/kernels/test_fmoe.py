@@ -162,7 +162,7 @@ def test_equivalent_knobs_are_one_candidate() -> None:
     assert names == ["experts", "experts_apart", "experts_fused_apart", "experts_overlapped_fused_apart"]
 
 
-@pytest.mark.parametrize(("gfx", "has"), [("sm_90", True), ("sm_100", True), ("sm_89", False), ("gfx942", False)])
+@pytest.mark.parametrize(("gfx", "has"), [("sm_90", True), ("sm_100", True), ("gfx942", False)])
 def test_launches_overlap_from_sm_90_on(gfx: str, has: bool) -> None:
     spec, device = spec_of(QWEN, gfx), arch_device(gfx)
     knobs = kernel().normalise(spec, {**KNOBS, **OVERLAPPED}, device)
