@@ -29,6 +29,7 @@ from gemmpipe.templates.constraints import tile_violation
 from gemmpipe.templates.params import AMD_KNOBS, KERNEL_TYPE, REQUIRED_AXES, check_axes, int_knob
 from gemmpipe.templates.tiled import (
     FUSED_ACT,
+    OVERLAP,
     STAGE2_KNOBS,
     STAGE2_SUFFIX,
     WGMMA_M,
@@ -47,8 +48,6 @@ if TYPE_CHECKING:
 
 LaunchPlan = tuple[tuple[LaunchStep, Build], ...]
 _NEUTRAL: Mapping[str, Scalar] = {"GROUP_SIZE_M": 1, "cache_modifier": ""}
-OVERLAP = "OVERLAP"
-"""True: each launch begins while the previous one ends (programmatic dependent launch)."""
 _AXES = (*REQUIRED_AXES, *_NEUTRAL, FUSED_ACT, OVERLAP, *AMD_KNOBS, KERNEL_TYPE, *STAGE2_KNOBS)
 
 
