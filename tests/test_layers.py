@@ -59,6 +59,7 @@ SHORT = {
     "listeners/json_stream.py": "one listener",
     "listeners/wandb.py": "one listener",
     "pipeline/listening.py": "between the run and its listeners",
+    "runtime/capture/routing.py": "loads torch, which the recorder of products does not",
     "plugins/operators.py": "operators alone: they load torch's compiler",
     "pipeline/steps.py": "what a listener needs to estimate the end of a run",
     "runtime/copy_log.py": "one log",

@@ -45,6 +45,8 @@ class Experts:
     """True if the routing weight multiplies a, before the activation, instead of the result."""
     quantised: Scaling | None = None
     """Scaling of x and h, which are quantised to the weights' type before each product; None: not quantised."""
+    routing: str | None = None
+    """How random rows spread over the experts (see gemmpipe.family.routing); no kernel depends on it."""
 
     @property
     def w1_rows(self) -> int:

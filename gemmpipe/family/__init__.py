@@ -183,6 +183,9 @@ class KeyColumn:
     """More of them, read but not listed in messages: spellings of other programs, and values that kernels lack."""
     optional: bool = False
     """True if a key may have no value (None), which matches any; a table has the column only if a row has a value."""
+    condition: bool = False
+    """True for an optional column with a condition of the measurement, not a property of the product: calls at run time
+    have no value in it, and rows with any value answer them."""
 
 
 @renamed_members(further_columns="extra_columns", further_cells="extra_cells")

@@ -12,16 +12,14 @@ from gemmpipe.family.operands import (
     torch_dtype,
 )
 from gemmpipe.family.reference import dequantise, without_tf32
+from gemmpipe.family.routing import choose_experts, inclusion_shares, loads_of, parse_routing
 
 if TYPE_CHECKING:
     import torch
 
 
-_POPULARITY = 0.25
-"""Standard deviation of the experts' popularity, relative to that of a row's own preference. With 8 of 128 experts per
-row the busiest expert gets 2.7 times the mean and the idlest a fifth of it, with 2 of 8 it is 1.6 and 0.6 (4096
-rows)."""
 _FP8_ATOL = 0.12
+_MAX_READS = 1.5
 
 
 def require_experts(spec: GemmSpec) -> Experts:
@@ -62,10 +60,8 @@ def make_inputs(spec: GemmSpec, generator: "torch.Generator") -> Inputs:
 
     x = random_normal(spec.m, spec.k, generator).to(torch_dtype(spec.x_dtype))
     experts = require_experts(spec)
-    logits = torch.randn(spec.m, experts.count, generator=generator, device=generator.device)
-    logits += _POPULARITY * torch.randn(experts.count, generator=generator, device=generator.device)
-    best = logits.topk(experts.topk, dim=1)
-    return Inputs(x=x, topk_ids=best.indices.to(torch.int32), topk_weights=best.values.softmax(1))
+    ids, preferences = choose_experts(spec.m, experts.count, experts.topk, experts.routing, generator)
+    return Inputs(x=x, topk_ids=ids.to(torch.int32), topk_weights=preferences.softmax(1))
 
 
 def routing(inputs: Inputs) -> "tuple[torch.Tensor, torch.Tensor]":
@@ -139,13 +135,24 @@ def flops(spec: GemmSpec) -> float:
     return 2.0 * spec.m * experts.topk * (experts.w1_rows * spec.k + experts.inner * spec.n)
 
 
-def bytes_moved(spec: GemmSpec) -> float:
-    """Bytes of x, routing and output once, and of the weights of the experts that have rows.
-
-    With random routing, E * (1 - (1 - topk/E)**M) experts have rows on average.
-    """
+def expected_experts(spec: GemmSpec) -> float:
+    """The experts that have rows, on average: with random routing E * (1 - (1 - topk/E)**M)."""
     experts = require_experts(spec)
-    hit = experts.count * (1 - (1 - experts.topk / experts.count) ** spec.m)
+    known = None if experts.routing is None else parse_routing(experts.routing)
+    if isinstance(known, tuple):
+        shares = inclusion_shares(loads_of(known, experts.count), experts.topk)
+        return sum(1 - (1 - share) ** spec.m for share in shares)
+    return experts.count * (1 - (1 - experts.topk / experts.count) ** spec.m)
+
+
+def hardly_shares_experts(spec: GemmSpec) -> bool:
+    """True if the rows of a call have few experts in common, so that each pair may read its expert's weights itself."""
+    return spec.m * require_experts(spec).topk <= _MAX_READS * expected_experts(spec)
+
+
+def bytes_moved(spec: GemmSpec) -> float:
+    """Bytes of x, routing and output once, and of the weights of the experts that have rows (`expected_experts`)."""
+    experts, hit = require_experts(spec), expected_experts(spec)
     weights = storage_bytes(spec.w_dtype, spec.weight_elements) / experts.count
     weights += _scale_bytes(spec.w_scale, experts.w1_rows, spec.k) + _scale_bytes(spec.w_scale, spec.n, experts.inner)
     x, out = storage_bytes(spec.x_dtype, spec.m * spec.k), storage_bytes(spec.out_dtype, spec.m * spec.n)

@@ -19,7 +19,7 @@ from gemmpipe.family import Family, GemmSpec, KernelDefaults
 from gemmpipe.family.problem import MAX_SIZE, make_problem
 from gemmpipe.formats import BucketSelection, Format, Target, bucket_selections
 from gemmpipe.formats.triton_json import Buckets, check_knob, merge_buckets, read_buckets
-from gemmpipe.templates.tiled import FUSED_ACT, STAGE2_KNOBS, stage_knobs
+from gemmpipe.templates.tiled import FUSED_ACT, OVERLAP, STAGE2_KNOBS, stage_knobs
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -40,7 +40,11 @@ _NEUTRAL: Mapping[str, tuple[Scalar, ...]] = {
     "SWAP_AB": (None, False),
 }
 """Knobs that the engines' kernel lacks, with the values that mean the same as their absence."""
-_NEUTRAL_EXPERTS: Mapping[str, tuple[Scalar, ...]] = {"cache_modifier": ("", None), FUSED_ACT: (None, False)}
+_NEUTRAL_EXPERTS: Mapping[str, tuple[Scalar, ...]] = {
+    "cache_modifier": ("", None),
+    FUSED_ACT: (None, False),
+    OVERLAP: (None, False),
+}
 _IGNORED = ("triton_version",)
 """Names in vLLM's newer files of experts that are not Ms."""
 

@@ -13,6 +13,7 @@ from gemmpipe.family.problem import parse_key_value
 from gemmpipe.launch.workspace import unshared_scratch
 from gemmpipe.runtime.binding import MakeOut, NotCapturable, cached_form, device_context
 from gemmpipe.runtime.cache import BindRequest, CallKey, device_by_index
+from gemmpipe.runtime.capture.routing import routing_counter
 from gemmpipe.runtime.capture.watcher import capture_paused, current_module
 from gemmpipe.runtime.copy_log import log_converted
 from gemmpipe.runtime.dispatch import EAGER, Dispatch, RecordingDispatch, dispatch_of
@@ -115,7 +116,7 @@ def routed_problem(family: Family, given: RoutedOperands) -> Problem:
         "use_g1u1": int(given.w.shape[1] == 2 * inner),
         "doweight_stage1": int(bool(given.weight_first)),
     }
-    return family.problem(tuple((c.name, _cell(family, c, values[c.name])) for c in family.key_columns))
+    return family.problem(tuple((c.name, _cell(family, c, values.get(c.name))) for c in family.key_columns))
 
 
 def _cell(family: Family, column: KeyColumn, value: Scalar) -> Scalar:
@@ -258,9 +259,12 @@ def record_mixture(
         out = run_mixture(dispatch, key, given)
     if out.numel():
         family = dispatch.family
-        counting.recorder.add(
-            family.name, {**dict(routed_problem(family, given).key), "op": family.entry_point}, current_module()
-        )
+        columns = dict(routed_problem(family, given).key)
+        counting.recorder.add(family.name, {**columns, "op": family.entry_point}, current_module())
+        if not given.topk_ids.is_meta:
+            sizes = (given.w.shape[2], given.w2.shape[2], given.w.shape[0], given.topk_ids.shape[-1])
+            with counting.recorder.logging_errors():
+                routing_counter(counting.recorder.path).add(given.topk_ids, sizes, current_module())
     return out
 
 

@@ -159,7 +159,7 @@ def load_tables(family: Family, only: Path | None = None) -> TunedTables:
     for files in table_layers(family) if only is None else [[only]]:
         first: dict[RowKey, TableRow] = {}
         for path in files:
-            for key, rows in _rows_of(path, family, first).items():
+            for key, rows in _answers(_rows_of(path, family, first), family):
                 tables.rows.setdefault(key, []).extend(TableRow(row=row, path=path) for row in rows)
     for alternatives in tables.rows.values():
         alternatives.sort(key=lambda found: _is_provisional(found.row))
@@ -180,6 +180,16 @@ def _rows_of(path: Path, family: Family, layer: dict[RowKey, TableRow]) -> dict[
         if known is None or (_is_provisional(known.row) and not _is_provisional(best)):
             layer[key] = TableRow(row=best, path=path)
     return found
+
+
+def _answers(rows: dict[RowKey, list[Row]], family: Family) -> list[tuple[RowKey, list[Row]]]:
+    """The rows with the keys of the calls that they answer: without conditions; rows timed under one come first."""
+    # A row's key begins with gfx and cu_num.
+    places = [i for i, column in enumerate(family.key_columns, 2) if column.condition]
+    if not places:
+        return list(rows.items())
+    conditional = sorted(rows.items(), key=lambda item: all(item[0][i] is None for i in places))
+    return [(tuple(None if i in places else v for i, v in enumerate(key)), found) for key, found in conditional]
 
 
 def _warn_of_conflicts(rows: Sequence[Row], path: Path, family: Family, layer: dict[RowKey, TableRow]) -> None:

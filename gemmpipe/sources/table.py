@@ -12,6 +12,7 @@ from gemmpipe.core.files import named_files, read_cells
 from gemmpipe.family import Family, KernelDefaults
 from gemmpipe.family.problem import locate_key_columns, make_problem, merge_duplicates, parse_weight
 from gemmpipe.sources import Source, check_family, check_file_family, check_header, check_sizes, foreign_sizes
+from gemmpipe.sources.routing_counts import SIZES, profiles
 
 _WEIGHTS = ("weight", "count")
 
@@ -54,7 +55,12 @@ class CsvShapes(Source):
         return "; ".join(part for part in (_count_text(self._other_families), refused) if part)
 
     def _read(self, path: Path, wanted: str, family: Family, defaults: KernelDefaults, gfx: str) -> Iterator[Problem]:
+        routed = any(column.condition for column in family.key_columns) and not defaults.key.get("routing")
+        captured = profiles(path) if routed else {}
         for where, values, weight, layer in _rows(path, wanted, family, self._other_families):
+            if captured and not values.get("routing"):
+                sizes = tuple(int(values[name]) for name in SIZES if values.get(name, "").isdigit())
+                values = {**values, "routing": captured.get(sizes, "")}
             try:
                 yield make_problem(family, values, defaults, gfx, where, weight=weight, layer=layer)
             except UserError as error:

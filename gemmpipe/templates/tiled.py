@@ -43,6 +43,8 @@ STAGE2_SUFFIX = "_2"
 """Ends the name of a knob of the second stage; without it the second stage takes the first's."""
 FUSED_ACT = "FUSED_ACT"
 """True: the first stage's kernel computes gate and up in one program and activates before it stores."""
+OVERLAP = "OVERLAP"
+"""True: every launch of a call begins while the previous one ends (programmatic dependent launch)."""
 STAGE2_KNOBS = tuple(
     f"{name}{STAGE2_SUFFIX}" for name in ("BLOCK_SIZE_N", "BLOCK_SIZE_K", "GROUP_SIZE_M", "num_warps", "num_stages")
 )

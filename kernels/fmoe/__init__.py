@@ -8,8 +8,9 @@ of experts that it holds.
 
 This module has the key columns (those of aiter's untuned_fmoe), the experts of a key and the columns of aiter's
 tuned_fmoe.csv. Implementations: _triton.py with _launch_plan.py and _kernel.py; for rows sorted by expert on Hopper
-_gluon.py with _grouped_launch_plan.py, _sorted.py and _grouped.py; in the form of vLLM's and SGLang's kernels
-_engine.py with _engine_launch_plan.py and _engine_kernel.py.
+_gluon.py with _grouped_launch_plan.py, _sorted.py and _grouped.py; for few rows on the CUDA cores _skinny.py with
+_skinny_kernel.py; in the form of vLLM's and SGLang's kernels _engine.py with _engine_launch_plan.py and
+_engine_kernel.py.
 """
 
 import json
@@ -22,9 +23,13 @@ from gemmpipe.family.aiter_table import AiterTable
 from gemmpipe.family.dtypes import DTYPES_16BIT, FP8_DTYPES, native_fp8, reject_bias
 from gemmpipe.family.moe import bytes_moved, flops, make_inputs, make_weights, product, tolerance
 from gemmpipe.family.problem import parse_choice
+from gemmpipe.family.routing import parse_routing
 from gemmpipe.kernels.fmoe._engine import ENGINES
 from gemmpipe.kernels.fmoe._gluon import GroupedExperts
+from gemmpipe.kernels.fmoe._skinny import LABEL as SKINNY
+from gemmpipe.kernels.fmoe._skinny import SkinnyExperts
 from gemmpipe.kernels.fmoe._triton import FusedExperts
+from gemmpipe.templates.params import KERNEL_TYPE
 from gemmpipe.templates.tiled import FUSED_ACT, stage_knobs
 
 SILU, GELU = "ActivationType.Silu", "ActivationType.Gelu"
@@ -110,8 +115,20 @@ def spec(problem: Problem) -> GemmSpec:
             gated=bool(key["use_g1u1"]),
             weight_first=bool(key["doweight_stage1"]),
             quantised=quantised,
+            routing=_routing(problem, key.get("routing")),
         ),
     )
+
+
+def _routing(problem: Problem, value: Scalar) -> str | None:
+    """The routing of a key. Raises UserError for one that is none."""
+    if value is None:
+        return None
+    try:
+        parse_routing(str(value))
+    except UserError as error:
+        raise UserError(f"{problem.id}: routing: {error}") from None
+    return str(value)
 
 
 def _check(where: str, value: str, known: tuple[str, ...], clause: str = "") -> None:
@@ -138,6 +155,8 @@ def aiter_cells(row: Mapping[str, Scalar]) -> Mapping[str, Scalar]:
         tile = "x".join(str(own[f"BLOCK_SIZE_{axis}"]) for axis in "MNK")
         fused = "_fused" if stage == 1 and config.get(FUSED_ACT) else ""
         kernel, warps = ("routed", f"_w{own['num_warps']}") if "num_warps" in own else ("grouped", "")
+        if config.get(KERNEL_TYPE) == SKINNY:
+            kernel = SKINNY
         names.append(f"{kernel}{stage}{fused}_{tile}{warps}_s{own['num_stages']}@{source}")
     return {"block_m": config["BLOCK_SIZE_M"], "ksplit": 0, "kernelName1": names[0], "kernelName2": names[1]}
 
@@ -155,13 +174,15 @@ _KEY = (
     KeyColumn(name="q_type", kind="str", words=QUANTISATIONS, others=OTHER_QUANTISATIONS),
     KeyColumn(name="use_g1u1", kind="flag"),
     KeyColumn(name="doweight_stage1", kind="flag"),
+    KeyColumn(name="routing", kind="str", optional=True, condition=True),
 )
+_AITER_KEY = tuple(column.name for column in _KEY if not column.condition)
 
 FAMILY = Family(
     name="fmoe",
     key_columns=_KEY,
     csv_name="tuned_fmoe.csv",
-    aiter_table=AiterTable(columns=(*(column.name for column in _KEY), *AITER_COLUMNS, *AITER_REST), variable="FMOE"),
+    aiter_table=AiterTable(columns=(*_AITER_KEY, *AITER_COLUMNS, *AITER_REST), variable="FMOE"),
     extra_columns=AITER_COLUMNS,
     extra_cells=aiter_cells,
     json_tag="FMOE",
@@ -175,7 +196,7 @@ FAMILY = Family(
     flops=flops,
     bytes_moved=bytes_moved,
     baseline=("torch",),
-    implementations=(FusedExperts(), GroupedExperts()),
+    implementations=(FusedExperts(), GroupedExperts(), SkinnyExperts()),
     engine_kernels=ENGINES,
     rows_column="token",
 )

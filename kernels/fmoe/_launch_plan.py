@@ -1,7 +1,7 @@
 """The launches of one call of the fused experts: sort, product, activation, product, sum, with their builds."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from gemmpipe.core.data import Build, Knobs, Scalar
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     import torch
 
 MODULE = "gemmpipe.kernels.fmoe._kernel"
+OVERLAPPED_MODULE = "gemmpipe.kernels.fmoe._overlapped_kernel"
+"""The same kernels under the same names, as launches that begin while the previous one ends."""
 KERNELS = ("align", "routed", "activate", "total")
 _PAIRS_PER_CHUNK = 4096
 COLUMNS_PER_PROGRAM = 1024
@@ -102,6 +104,11 @@ def launch_steps(spec: GemmSpec, knobs: Knobs, *, interpreted: bool) -> tuple[La
     if experts.topk > 1:
         found.append(total_step(spec, interpreted))
     return tuple(found)
+
+
+def overlapped(step: LaunchStep) -> LaunchStep:
+    """The step as a launch that begins while the previous one ends."""
+    return replace(step, module=OVERLAPPED_MODULE, options={**step.options, "launch_pdl": True})
 
 
 def align_step(spec: GemmSpec, knobs: Knobs) -> LaunchStep:

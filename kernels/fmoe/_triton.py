@@ -12,14 +12,24 @@ from typing import TYPE_CHECKING
 
 from gemmpipe.core.data import Build, Device, Knobs, Scalar, digest
 from gemmpipe.family import Experts, GemmSpec, Implementation, Inputs, Launch, Prepared
-from gemmpipe.family.moe import require_experts, routing
-from gemmpipe.kernels.fmoe._launch_plan import KERNELS, MODULE, LaunchStep, dtypes_of, launch_steps, scratch_shapes
+from gemmpipe.family.moe import hardly_shares_experts, require_experts, routing
+from gemmpipe.kernels.fmoe._launch_plan import (
+    KERNELS,
+    MODULE,
+    OVERLAPPED_MODULE,
+    LaunchStep,
+    dtypes_of,
+    launch_steps,
+    overlapped,
+    scratch_shapes,
+)
 from gemmpipe.launch.build import find_kernel, is_interpreted, load_build
 from gemmpipe.launch.workspace import SCRATCH, TensorShape
 from gemmpipe.templates.constraints import tile_violation
 from gemmpipe.templates.params import AMD_KNOBS, KERNEL_TYPE, REQUIRED_AXES, check_axes, int_knob
 from gemmpipe.templates.tiled import (
     FUSED_ACT,
+    OVERLAP,
     STAGE2_KNOBS,
     STAGE2_SUFFIX,
     WGMMA_M,
@@ -27,6 +37,7 @@ from gemmpipe.templates.tiled import (
     next_power_of_2,
     space_facts,
     stage_knobs,
+    uses_pdl,
 )
 
 if TYPE_CHECKING:
@@ -37,12 +48,12 @@ if TYPE_CHECKING:
 
 LaunchPlan = tuple[tuple[LaunchStep, Build], ...]
 _NEUTRAL: Mapping[str, Scalar] = {"GROUP_SIZE_M": 1, "cache_modifier": ""}
-_AXES = (*REQUIRED_AXES, *_NEUTRAL, FUSED_ACT, *AMD_KNOBS, KERNEL_TYPE, *STAGE2_KNOBS)
+_AXES = (*REQUIRED_AXES, *_NEUTRAL, FUSED_ACT, OVERLAP, *AMD_KNOBS, KERNEL_TYPE, *STAGE2_KNOBS)
 
 
 def canonical_knobs(spec: GemmSpec, knobs: Knobs) -> dict[str, Scalar]:
     """The knobs without those equal to their default."""
-    kept = {name: value for name, value in knobs.items() if name != FUSED_ACT or value}
+    kept = {name: value for name, value in knobs.items() if name not in (FUSED_ACT, OVERLAP) or value}
     if spec.m * require_experts(spec).topk == 1:
         kept["GROUP_SIZE_M"] = 1  # one row of tiles has one order
     for name in STAGE2_KNOBS:
@@ -152,6 +163,10 @@ class FusedExperts(MultiLaunchImplementation):
             return "experts: this kernel computes routed products alone"
         if not knobs.get(FUSED_ACT) and FUSED_ACT in knobs:
             return f"fused activation: {knobs[FUSED_ACT]!r}, expected true or no value"
+        if OVERLAP in knobs and knobs[OVERLAP] is not True:
+            return f"overlap: {knobs[OVERLAP]!r}, expected true or no value"
+        if knobs.get(OVERLAP) and not uses_pdl(device, interpreted=False):
+            return f"overlap: {device.gfx} has no programmatic dependent launch, which begins with sm_90"
         for stage in (1, 2):
             own = stage_knobs(knobs, stage)
             if reason := self._stage_violation(spec, experts, own, device, stage, fused=bool(knobs.get(FUSED_ACT))):
@@ -179,7 +194,12 @@ class FusedExperts(MultiLaunchImplementation):
         return padding_reason(spec, knobs)
 
     def default_config(self, spec: GemmSpec, device: Device) -> Knobs | None:
-        """Few rows per expert: small blocks, as traffic is weights only; many: tiles for full matrix throughput."""
+        """Few rows per expert: small blocks, as traffic is weights only; many: tiles for full matrix throughput.
+
+        None where the skinny kernels have one: for rows that hardly share experts.
+        """
+        if device.vendor == "nvidia" and hardly_shares_experts(spec):
+            return None
         rows = int(str(space_facts(spec, device)["rows"]))
         fp8 = spec.w_dtype.startswith("float8")
         knobs: Knobs = {
@@ -200,8 +220,10 @@ class FusedExperts(MultiLaunchImplementation):
         return scratch_shapes(spec, knobs)
 
     def kernel_name(self, knobs: Knobs) -> str:
-        """`experts@3fa9c1d2`, `experts_fused@...`, `experts_apart@...`, `experts_fused_apart@...`."""
-        return f"experts{name_suffix(knobs)}@{digest([kernel_hash(f'{MODULE}:{kernel}') for kernel in KERNELS])[:8]}"
+        """`experts@3fa9c1d2`, `experts_fused@...`, `experts_apart@...`, `experts_overlapped_fused_apart@...`."""
+        module, overlapped = (OVERLAPPED_MODULE, "_overlapped") if knobs.get(OVERLAP) else (MODULE, "")
+        hashes = [kernel_hash(f"{module}:{kernel}") for kernel in KERNELS]
+        return f"experts{overlapped}{name_suffix(knobs)}@{digest(hashes)[:8]}"
 
     def interpreted(self) -> bool:
         """True if the kernels run under Triton's interpreter."""
@@ -212,5 +234,7 @@ class FusedExperts(MultiLaunchImplementation):
 def _planned(spec: GemmSpec, items: tuple[tuple[str, Scalar], ...], interpreted: bool) -> LaunchPlan:
     """The launches with their builds, cached: a running program makes the same call repeatedly."""
     knobs = dict(items)
-    dtypes = dtypes_of(spec, scratch_shapes(spec, knobs))
-    return tuple((step, step.build(dtypes)) for step in launch_steps(spec, knobs, interpreted=interpreted))
+    dtypes, steps = dtypes_of(spec, scratch_shapes(spec, knobs)), launch_steps(spec, knobs, interpreted=interpreted)
+    if knobs.get(OVERLAP) and not interpreted:
+        steps = tuple(overlapped(step) for step in steps)
+    return tuple((step, step.build(dtypes)) for step in steps)

@@ -17,10 +17,11 @@ import torch
 
 from gemmpipe.core.device import arch_device
 from gemmpipe.core.spec import scale_order
-from gemmpipe.family import GemmSpec, KernelDefaults, Scaling, load_family
+from gemmpipe.family import GemmSpec, Inputs, KernelDefaults, Scaling, load_family
 from gemmpipe.family.operands import quantise_blockwise
 from gemmpipe.family.problem import make_problem
 from gemmpipe.family.reference import error_ratio
+from gemmpipe.launch.workspace import SCRATCH
 from gemmpipe.templates.quantise import quantised_inputs
 
 
@@ -35,6 +36,14 @@ def laid(scales: torch.Tensor | None, how: str | None) -> torch.Tensor | None:
     return held.as_strided((rows, blocks), strides).copy_(scales)
 
 
+def of_this_rank(inputs: Inputs, spec: GemmSpec) -> Inputs:
+    """The same with weight 0 for experts of another rank."""
+    if spec.experts is None or inputs.topk_ids is None:
+        return inputs
+    known = (inputs.topk_ids >= 0) & (inputs.topk_ids < spec.experts.count)
+    return replace(inputs, topk_ids=inputs.topk_ids * known, topk_weights=inputs.topk_weights * known)
+
+
 def run(case: dict) -> dict:
     family = load_family(case["family"])
     device = arch_device(case.get("gfx", "sm_90"))
@@ -45,6 +54,8 @@ def run(case: dict) -> dict:
     generator = torch.Generator().manual_seed(7)
     weights, inputs = family.make_weights(spec, generator), family.make_inputs(spec, generator)
     inputs = replace(inputs, x_scale=laid(inputs.x_scale, case.get("scales")))
+    if "ids" in case:
+        inputs = replace(inputs, topk_ids=torch.tensor(case["ids"], dtype=torch.int32))
     known = (*family.implementations, *family.engine_kernels.values())
     label = case.get("label", "triton")
     kernel = next(i for i in known if i.label == label)
@@ -53,8 +64,9 @@ def run(case: dict) -> dict:
     knobs |= {"SWAP_AB": case.get("swap", False)} if "mnk" in case else case.get("more", {})
     knobs = kernel.normalise(spec, knobs, device)
     out = torch.full(spec.out_shape, float("nan"), dtype=getattr(torch, spec.out_dtype))
+    SCRATCH.held[-1, 0] = torch.full((1 << 23,), 255, dtype=torch.uint8)  # NaN and -1 in what no launch has written
     launch = kernel.bind(spec, knobs, device, inputs, kernel.prepare(spec, weights, knobs), out)
-    reference = family.reference(spec, inputs, weights)
+    reference = family.reference(spec, of_this_rank(inputs, spec), weights)
     first = launch().clone()
     same = True
     if knobs.get("NUM_KSPLIT", 1) > 1 or "mnk" not in case or label == "fused":  # launches with scratch of their own

@@ -39,9 +39,11 @@ def _case(sizes: tuple[int, ...], knobs: list[int], **case: object) -> dict[str,
 
 
 FUSED = {"FUSED_ACT": True}
+OVERLAPPED = {"OVERLAP": True}
 CASES = [
     _case((16, 64, 64, 4, 2), [16, 32, 32]),
     _case((5, 64, 48, 4, 2), [16, 32, 32], more=FUSED),
+    _case((5, 64, 48, 4, 2), [16, 32, 32], more={"OVERLAP": True}),
     _case((1, 80, 40, 9, 3), [16, 32, 32], more={"BLOCK_SIZE_N_2": 64, "GROUP_SIZE_M_2": 1}),
     _case((17, 80, 40, 5, 2), [16, 32, 32], dtype="float16", key={"act_type": "gelu"}),
     _case((33, 80, 40, 5, 3), [32, 32, 32], dtype="float16", key={"use_g1u1": 0}, more=FUSED),
@@ -151,12 +153,30 @@ def test_equivalent_knobs_are_one_candidate() -> None:
     spec, device = spec_of(QWEN), arch_device("sm_90")
     plain = kernel().normalise(spec, KNOBS, device)
     same = {"BLOCK_SIZE_N_2": 64, "num_warps_2": None, "FUSED_ACT": False, "kpack": 2, "GROUP_SIZE_M": 1}
+    same |= {"OVERLAP": False}
     assert kernel().normalise(spec, {**KNOBS, **same}, device) == plain
     apart = kernel().normalise(spec, {**KNOBS, "BLOCK_SIZE_N_2": 128}, device)
     assert apart["BLOCK_SIZE_N_2"] == 128
     assert kernel().normalise(spec, apart, device) == apart
-    names = [kernel().kernel_name(knobs).split("@")[0] for knobs in (plain, apart, {**apart, **FUSED})]
-    assert names == ["experts", "experts_apart", "experts_fused_apart"]
+    forms = (plain, apart, {**apart, **FUSED}, {**apart, **FUSED, **OVERLAPPED})
+    names = [kernel().kernel_name(knobs).split("@")[0] for knobs in forms]
+    assert names == ["experts", "experts_apart", "experts_fused_apart", "experts_overlapped_fused_apart"]
+
+
+@pytest.mark.parametrize(("gfx", "has"), [("sm_90", True), ("sm_100", True), ("gfx942", False)])
+def test_launches_overlap_from_sm_90_on(gfx: str, has: bool) -> None:
+    spec, device = spec_of(QWEN, gfx), arch_device(gfx)
+    knobs = kernel().normalise(spec, {**KNOBS, **OVERLAPPED}, device)
+    reason = kernel().unsupported_reason(spec, knobs, device)
+    assert (reason is None) == has
+    if has:
+        builds = kernel().builds(spec, knobs, device)
+        assert all(dict(build.options)["launch_pdl"] for build in builds)
+        plain = kernel().builds(spec, kernel().normalise(spec, KNOBS, device), device)
+        assert [b.signature for b in builds] == [b.signature for b in plain]
+        assert not any("launch_pdl" in dict(build.options) for build in plain)
+    else:
+        assert str(reason).startswith("overlap: ")
 
 
 @pytest.mark.parametrize(
@@ -232,7 +252,8 @@ def test_vllms_space_has_its_count() -> None:
 )
 def test_compiles_without_a_gpu(gfx: str, dtype: str | None, key: dict[str, object]) -> None:
     spec, device = spec_of((64, 2048, 760, 128, 8), gfx, dtype, key), arch_device(gfx)
-    for changes in ({}, {"FUSED_ACT": True, "BLOCK_SIZE_N_2": 128, "num_stages": 2}):
+    overlapped = [OVERLAPPED] if gfx == "sm_90" else []
+    for changes in ({}, {"FUSED_ACT": True, "BLOCK_SIZE_N_2": 128, "num_stages": 2}, *overlapped):
         knobs = kernel().normalise(spec, {**KNOBS, "kpack": 1, **changes}, device)
         assert kernel().unsupported_reason(spec, knobs, device) is None
         for build in kernel().builds(spec, knobs, device):

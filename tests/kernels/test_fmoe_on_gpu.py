@@ -1,6 +1,7 @@
 """Fused experts on a GPU at real sizes: Triton in all its forms and torch's grouped products, also in a graph."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 import torch
@@ -38,6 +39,7 @@ KNOBS: list[dict[str, Scalar]] = [
     {"BLOCK_SIZE_M": 64, "BLOCK_SIZE_N": 128, "BLOCK_SIZE_K": 64, "num_warps": 8, "num_stages": 3, "GROUP_SIZE_M": 16},
     {"BLOCK_SIZE_M": 32, "BLOCK_SIZE_N": 128, "BLOCK_SIZE_K": 64, "num_warps": 4, "num_stages": 2, "BLOCK_SIZE_N_2": 64}
     | {"BLOCK_SIZE_K_2": 128, "num_warps_2": 8, "num_stages_2": 3, "FUSED_ACT": True},
+    {"BLOCK_SIZE_M": 16, "BLOCK_SIZE_N": 64, "BLOCK_SIZE_K": 64, "num_warps": 4, "num_stages": 3, "OVERLAP": True},
 ]
 
 GROUPED_SIZES = {  # as SIZES
@@ -68,7 +70,11 @@ def made(device: Device, size: str, quantisation: str) -> Case:
     names = ("token", "model_dim", "inter_dim", "expert", "topk")
     defaults = KernelDefaults(dtype=dtype, out_dtype=None, bias=None)
     problem = make_problem(
-        family, {**dict(zip(names, GROUPED_SIZES[size], strict=True)), **key}, defaults, device.gfx, "test"
+        family,
+        {**dict(zip(names, {**GROUPED_SIZES, **FEW_SIZES}[size], strict=True)), **key},
+        defaults,
+        device.gfx,
+        "test",
     )
     spec = family.spec(problem)
     generator = torch.Generator(device=device.torch_name).manual_seed(11)
@@ -80,7 +86,11 @@ def check(implementation: Implementation, knobs: Mapping[str, Scalar], device: D
     family, spec, weights, inputs = case
     out = torch.full(spec.out_shape, float("nan"), dtype=getattr(torch, spec.out_dtype), device=device.torch_name)
     launch = implementation.bind(spec, knobs, device, inputs, implementation.prepare(spec, weights, knobs), out)
-    reference, tolerance = family.reference(spec, inputs, weights), family.tolerance(spec)
+    assert inputs.topk_ids is not None
+    assert inputs.topk_weights is not None
+    known = inputs.topk_ids >= 0
+    here = replace(inputs, topk_ids=inputs.topk_ids * known, topk_weights=inputs.topk_weights * known)
+    reference, tolerance = family.reference(spec, here, weights), family.tolerance(spec)
     first = launch().clone()
     assert error_ratio(first, reference.clone(), *tolerance) < 0.04, knobs
     graph = torch.cuda.CUDAGraph()
@@ -125,6 +135,38 @@ def test_warp_specialised(device: Device, size: str, quantisation: str) -> None:
         else:
             unfit.add(reason.split(":")[0])
     assert unfit <= ({"registers", "fused activation"} if quantisation.startswith("block") else set())
+
+
+FEW_SIZES = {  # as SIZES, of few pairs
+    "decode": (1, 2048, 768, 128, 8),
+    "many_experts": (4, 2048, 512, 512, 10),
+    "odd": (77, 1040, 208, 12, 3),
+    "crowded": (100, 1024, 512, 3, 2),
+    "one": (1, 2048, 512, 3, 1),
+}
+FEW: dict[str, list[dict[str, Scalar]]] = {
+    "skinny": [
+        {"BLOCK_SIZE_N": 4, "BLOCK_SIZE_K": 512, "num_warps": 1, "num_stages": 1},
+        {"BLOCK_SIZE_N": 8, "BLOCK_SIZE_K": 1024, "num_warps": 4, "num_stages": 2, "BLOCK_SIZE_K_2": 256},
+    ],
+}
+
+
+@pytest.mark.parametrize("label", FEW)
+@pytest.mark.parametrize("size", FEW_SIZES)
+@pytest.mark.parametrize("quantisation", QUANTISATIONS)
+def test_few_rows(device: Device, label: str, size: str, quantisation: str) -> None:
+    case = made(device, size, quantisation)
+    kernel = next(each for each in case[0].implementations if each.label == label)
+    for knobs in FEW[label]:
+        normal = kernel.normalise(case[1], knobs, device)
+        assert kernel.unsupported_reason(case[1], normal, device) is None
+        check(kernel, normal, device, case)
+        crowded, alone = case[3].topk_ids.clone(), case[3].topk_ids.clone()  # type: ignore[union-attr]
+        crowded[:] = 0  # one expert for all, several times a row
+        alone[1:] = -1  # experts of another rank
+        for ids in (crowded, alone):
+            check(kernel, normal, device, (*case[:3], replace(case[3], topk_ids=ids)))
 
 
 @pytest.mark.parametrize("quantisation", QUANTISATIONS)

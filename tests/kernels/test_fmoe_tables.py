@@ -205,7 +205,7 @@ def test_engines_find_their_files(form: str, quantised: str, target: Target, mon
     assert writer.read(paths[0]) == body
 
 
-@pytest.mark.parametrize("odd", [{"FUSED_ACT": True}, {"BLOCK_SIZE_N_2": 128}])
+@pytest.mark.parametrize("odd", [{"FUSED_ACT": True}, {"OVERLAP": True}, {"BLOCK_SIZE_N_2": 128}])
 def test_vllm_gets_what_its_kernel_can_run(odd: dict[str, object], target: Target) -> None:
     writer = Vllm(device_name=None)
     buckets = writer.buckets(FMOE, [1, 64])
@@ -215,7 +215,7 @@ def test_vllm_gets_what_its_kernel_can_run(odd: dict[str, object], target: Targe
     assert not buckets[0].accepts(Candidate.of("triton", {**KNOBS, **odd}))  # type: ignore[dict-item]
     assert Sglang(device_name=None).buckets(FMOE, [1])[0].accepts(
         Candidate.of("triton", {**KNOBS, **odd})  # type: ignore[dict-item]
-    ) == ("FUSED_ACT" not in odd)
+    ) == ("BLOCK_SIZE_N_2" in odd)
     assert writer.write(FMOE, chosen("vllm", {**KNOBS, **odd}), target) == []
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from gemmpipe.core.errors import EnvironmentProblem, UserError
 from gemmpipe.core.files import open_regular
 from gemmpipe.runtime.capture.recorder import capture_file, check_capture_file, recorder_for
+from gemmpipe.runtime.capture.routing import routing_counter
 from gemmpipe.runtime.capture.watcher import Watcher
 
 _LOG = logging.getLogger("gemmpipe.runtime")
@@ -49,6 +50,7 @@ def main(argv: Sequence[str]) -> None:
         raise
     finally:
         kept.flush()
+        routing_counter(path).flush()
         if started and os.environ.get("LOCAL_RANK", "0") == "0" and not kept.counts:
             _LOG.warning("gemmpipe: %s", _files_changed(path, before))
     if kept.counts:

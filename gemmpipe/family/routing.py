@@ -1,0 +1,125 @@
+"""How the rows of a mixture of experts spread over the experts: named routings, and profiles of counted ones.
+
+A profile is the sorted load of the experts: the busiest, the second, the third and fifth busiest and so on by powers of
+two, and the same from the idlest on; each load relative to the mean, joined by slashes (`3.1/2.2/1.4/0.8/0.3`).
+"""
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from gemmpipe.core.errors import UserError, quoted_repr, suggest
+from gemmpipe.core.files import is_number
+
+if TYPE_CHECKING:
+    import torch
+
+POPULARITY = {"uniform": 0.0, "skewed": 0.75, "very_skewed": 1.5}
+"""Standard deviation of the experts' popularity in a named routing, relative to that of a row's own preference."""
+USUAL_POPULARITY = 0.25
+"""That of a key without a routing. With 8 of 128 experts per row the busiest expert gets 2.7 times the mean and the
+idlest a fifth of it, with 2 of 8 it is 1.6 and 0.6 (4096 rows)."""
+ONE_HOT = "one_hot"
+"""One expert has a part of every row, the others as usual."""
+ROUTINGS = (*POPULARITY, ONE_HOT)
+_MAX_LOADS = 64
+
+
+def parse_routing(text: str) -> str | tuple[float, ...]:
+    """A routing's name, or the loads of a profile. Raises UserError (what was expected)."""
+    if text in ROUTINGS:
+        return text
+    cells = text.split("/")
+    if 2 <= len(cells) <= _MAX_LOADS and all(is_number(cell) for cell in cells):
+        loads = tuple(float(cell) for cell in cells)
+        if all(math.isfinite(load) and load >= 0 for load in loads) and sum(loads) > 0:
+            return loads
+    expected = f"one of {', '.join(ROUTINGS)}, or loads of the experts such as 3.1/1.2/0.4"
+    raise UserError(f"{quoted_repr(text)}, expected {expected}{suggest(text, ROUTINGS)}")
+
+
+def profile_ranks(experts: int) -> list[int]:
+    """The ranks by load that a profile has, ascending: 0, 1, 2, 4 ... and the same from the last on."""
+    near = [0, *(1 << i for i in range(experts.bit_length()) if 1 << i < experts)]
+    half = [rank for rank in near if 2 * rank <= experts]
+    return sorted({*half, *(experts - 1 - rank for rank in half)})
+
+
+def profile_of(counts: Sequence[Sequence[int]]) -> str | None:
+    """The profile of the experts' counts in each layer: the mean of the layers' sorted loads; None without counts."""
+    layers = [sorted(layer, reverse=True) for layer in counts if sum(layer)]
+    if not layers:
+        return None
+    experts = len(layers[0])
+    loads = [sum(layer[rank] * experts / sum(layer) for layer in layers) / len(layers) for rank in range(experts)]
+    return "/".join(f"{loads[rank]:.2g}" for rank in profile_ranks(experts))
+
+
+def loads_of(profile: Sequence[float], experts: int) -> list[float]:
+    """The load of each expert, the busiest first, with a mean of 1: geometric between the ranks of the profile."""
+    ranks = profile_ranks(experts)
+    if len(ranks) != len(profile):  # of another number of experts: the same curve
+        ranks = [round(i * (experts - 1) / (len(profile) - 1)) for i in range(len(profile))]
+    found = []
+    for rank in range(experts):
+        after = next(i for i, each in enumerate(ranks) if each >= rank)
+        low, high = ranks[max(after - 1, 0)], ranks[after]
+        share = 1.0 if high == low else (rank - low) / (high - low)
+        found.append(profile[max(after - 1, 0)] ** (1 - share) * profile[after] ** share)
+    mean = sum(found) / experts
+    return [load / mean for load in found]
+
+
+def choose_experts(
+    rows: int, experts: int, topk: int, routing: str | None, generator: "torch.Generator"
+) -> "tuple[torch.Tensor, torch.Tensor]":
+    """(ids [rows, topk] int64, all different within a row, and their preferences in fp32) of random rows."""
+    import torch
+
+    known = None if routing is None else parse_routing(routing)
+    logits = torch.randn(rows, experts, generator=generator, device=generator.device)
+    spread = POPULARITY.get(known, USUAL_POPULARITY) if isinstance(known, str) else USUAL_POPULARITY
+    logits += spread * torch.randn(experts, generator=generator, device=generator.device)
+    if isinstance(known, tuple):
+        ids = _ids_with_loads(rows, topk, loads_of(known, experts), generator)
+        return ids, logits.gather(1, ids)
+    if known == ONE_HOT:
+        hot = torch.randint(experts, (1,), generator=generator, device=generator.device)
+        logits.index_fill_(1, hot, 8.0)
+    best = logits.topk(topk, dim=1)
+    return best.indices, best.values
+
+
+def _ids_with_loads(rows: int, topk: int, loads: Sequence[float], generator: "torch.Generator") -> "torch.Tensor":
+    """[rows, topk] ids: each expert has the given share of the rows, in expectation (systematic sampling)."""
+    import torch
+
+    device, experts = generator.device, len(loads)
+    shares = torch.tensor(inclusion_shares(loads, topk), dtype=torch.float64, device=device)
+    shares = shares[torch.randperm(experts, generator=generator, device=device)]
+    order = torch.rand(rows, experts, generator=generator, device=device).argsort(1)
+    ends = shares[order].cumsum(1)
+    start = torch.rand(rows, 1, generator=generator, device=device, dtype=torch.float64)
+    wanted = start + torch.arange(topk, device=device)
+    # Each expert's interval is at most 1 long, so that no two of the points, which are 1 apart, are in the same one.
+    places = torch.searchsorted(ends, wanted.contiguous(), right=True).clamp_(max=experts - 1)
+    return order.gather(1, places)
+
+
+def inclusion_shares(loads: Sequence[float], topk: int) -> list[float]:
+    """The share of rows of each expert, at most 1, with a sum of `topk`, otherwise in proportion to the loads."""
+    shares = [0.0] * len(loads)
+    left = float(topk)
+    open_loads = {i: max(load, 1e-9) for i, load in enumerate(loads)}
+    while open_loads:
+        scale = left / sum(open_loads.values())
+        full = [i for i, load in open_loads.items() if load * scale >= 1]
+        if not full:
+            for i, load in open_loads.items():
+                shares[i] = load * scale
+            break
+        for i in full:
+            shares[i] = 1.0
+            left -= 1
+            del open_loads[i]
+    return shares

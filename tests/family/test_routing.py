@@ -1,0 +1,89 @@
+"""Routings of mixtures of experts: names, profiles, and the rows that they make."""
+
+import pytest
+import torch
+from moe_problems import FMOE, spec_of
+
+from gemmpipe.core.errors import UserError
+from gemmpipe.family import moe
+from gemmpipe.family.operands import random_normal
+from gemmpipe.family.routing import ROUTINGS, choose_experts, loads_of, parse_routing, profile_of, profile_ranks
+
+
+def counted(rows: int, experts: int, topk: int, routing: str | None, seed: int = 3) -> list[int]:
+    ids, _ = choose_experts(rows, experts, topk, routing, torch.Generator().manual_seed(seed))
+    assert all(len(set(row)) == topk for row in ids.tolist())
+    return torch.bincount(ids.flatten(), minlength=experts).tolist()
+
+
+@pytest.mark.parametrize(
+    ("experts", "ranks"), [(2, [0, 1]), (8, [0, 1, 2, 3, 4, 5, 6, 7]), (16, [0, 1, 2, 4, 7, 8, 11, 13, 14, 15])]
+)
+def test_a_profile_is_finer_at_both_ends(experts: int, ranks: list[int]) -> None:
+    assert profile_ranks(experts) == ranks
+
+
+def test_named_routings_are_more_and_more_uneven() -> None:
+    busiest = [max(counted(4096, 128, 8, name)) / 256 for name in ("uniform", None, "skewed", "very_skewed")]
+    assert busiest == sorted(busiest)
+    assert busiest[0] < 1.3
+    assert busiest[-1] > 6
+    one_hot = sorted(counted(4096, 128, 8, "one_hot"), reverse=True)
+    assert one_hot[0] == 4096
+    assert one_hot[1] < 1400
+
+
+@pytest.mark.parametrize(("experts", "topk"), [(8, 2), (128, 8), (512, 10)])
+@pytest.mark.parametrize("routing", [None, *ROUTINGS])
+def test_a_profile_makes_rows_with_the_loads_that_it_was_made_of(experts: int, topk: int, routing: str | None) -> None:
+    counts = counted(8192, experts, topk, routing)
+    profile = profile_of([counts])
+    assert profile is not None
+    assert len(profile) < 120
+    again = sorted(counted(8192, experts, topk, profile), reverse=True)
+    mean = 8192 * topk / experts
+    for before, after in zip(sorted(counts, reverse=True), again, strict=True):
+        assert abs(before - after) < 0.3 * before + 0.12 * mean
+
+
+def test_layers_are_averaged_by_rank() -> None:
+    assert profile_of([[0, 4, 0, 0], [2, 2, 0, 0]]) == "3/1/0/0"
+    assert profile_of([[0, 0]]) is None
+    assert profile_of([]) is None
+
+
+def test_a_profile_fits_other_numbers_of_experts() -> None:
+    loads = loads_of((4.0, 1.0, 0.5), 9)
+    assert loads == sorted(loads, reverse=True)
+    assert sum(loads) == pytest.approx(9)
+
+
+@pytest.mark.parametrize("text", ["skew", "3.1", "1/x", "1/-2", "0/0", "nan/1", "/".join(["1"] * 65)])
+def test_what_is_no_routing(text: str) -> None:
+    with pytest.raises(UserError, match=r"expected one of uniform, .*3\.1/1\.2"):
+        parse_routing(text)
+
+
+def test_a_key_has_a_routing() -> None:
+    with pytest.raises(UserError, match=r"routing: 'skew', expected one of .*did you mean 'skewed'"):
+        spec_of((64, 64, 64, 8, 2), key={"routing": "skew"})
+    usual, hot = spec_of((64, 64, 64, 8, 2)), spec_of((64, 64, 64, 8, 2), key={"routing": "one_hot"})
+    assert usual.experts is not None
+    assert usual.experts.routing is None
+    ids, weights = moe.routing(FMOE.make_inputs(hot, torch.Generator().manual_seed(1)))
+    assert torch.bincount(ids.flatten().long()).max() == 64
+    assert torch.allclose(weights.sum(1), torch.ones(64))
+    few = spec_of((64, 64, 64, 8, 2), key={"routing": "4/4/0/0/0/0/0/0"})
+    assert moe.expected_experts(few) == pytest.approx(2, abs=1e-3)
+    assert moe.bytes_moved(few) < moe.bytes_moved(usual) / 2
+
+
+def test_a_routing_does_not_change_other_operands() -> None:
+    """Figures of keys without a routing stay comparable: their operands are as before routings had names."""
+    spec = spec_of((40, 64, 64, 16, 4))
+    inputs = FMOE.make_inputs(spec, torch.Generator().manual_seed(5))
+    generator = torch.Generator().manual_seed(5)
+    x = random_normal(40, 64, generator)
+    logits = torch.randn(40, 16, generator=generator) + 0.25 * torch.randn(16, generator=generator)
+    assert torch.equal(inputs.topk_ids, logits.topk(4).indices.int())
+    assert torch.equal(inputs.x, x.to(torch.bfloat16))
