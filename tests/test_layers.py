@@ -54,6 +54,7 @@ SHORT = {
     "family/dtypes.py": "names of dtypes; imported everywhere, so without torch",
     "family/environment.py": "variables of the environment",
     "family/layouts.py": "layouts of weights",
+    "fmoe/_overlapped_kernel.py": "launches of another module's kernels, whose source tables are valid for",
     "formats/findings.py": "shared by two readers of engines' files",
     "listeners/figures.py": "shared by trackers",
     "listeners/json_stream.py": "one listener",
