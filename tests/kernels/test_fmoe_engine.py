@@ -45,7 +45,7 @@ CASES = [
     _case("vllm", (9, 64, 48, 4, 1), [16, 32, 32], doweight_stage1=1),
     _case("vllm", (9, 256, 128, 4, 2), [16, 64, 64], FP8),  # the weight on the wide side
     _case("vllm", (1, 256, 128, 80, 2), [16, 64, 64], FP8),
-    _case("vllm", (70, 128, 64, 4, 1), [64, 64, 64], FP8, q_type="per_token"),
+    _case("vllm", (70, 256, 64, 4, 1), [64, 64, 64], FP8, q_type="per_token"),
     _case("sglang", (5, 80, 48, 9, 3), [16, 64, 32]),
     _case("sglang", (20, 64, 48, 9, 5), [16, 32, 32]),  # more parts per row than the engines' own sum takes
     _case("sglang", (9, 128, 256, 4, 2), [16, 64, 128], FP8, more={"BLOCK_SIZE_N_2": 32}),
