@@ -25,6 +25,9 @@ _MAY_OPEN = {
     "core/cpu_load.py",  # /proc
     "core/torch_build.py",  # files of the installed torch
     "charts/page.py",  # files of this package
+    "backends/deepgemm_package.py",  # headers of the installed DeepGEMM
+    "backends/deepgemm_build.py",  # the same, and binaries that it compiles
+    "sources/routing_counts.py",  # a lock file, which it creates
     "cli/demo.py",  # a browser, not a file
     "cli/progress.py",  # the live display, not a file
     "report/provisional.py",  # a file of this package

@@ -307,7 +307,9 @@ def _wave_knobs(rows: int, columns: int, slots: int, own_pace: bool, constant: b
     return {**knobs, **({"OWN_PACE": True} if own_pace else {}), **({"CONSTANT_NK": True} if constant else {})}
 
 
-@pytest.mark.parametrize("tile", WAVES, ids=str)
+@pytest.mark.parametrize(
+    "tile", [pytest.param(tile, marks=() if tile[1] in (64, 160) else SLOW) for tile in WAVES], ids=str
+)
 def test_waves_of_a_tile_compile_within_the_registers(tile: tuple[int, int, int, bool, int]) -> None:
     kernel, spec = _kernel("a8w8_blockscale", 1024)
     knobs = kernel.normalise(spec, _wave_knobs(*tile[:4]), SM_90)
@@ -356,7 +358,15 @@ def test_knobs_without_effect_are_dropped() -> None:
     assert kernel.kernel_name({**plain, "EARLY_WEIGHTS": True}).startswith("blockscale_early_weights@")
 
 
-@pytest.mark.parametrize("tile", [(128, 128, 5, False), (256, 128, 4, False), (64, 64, 6, False)], ids=str)
+@pytest.mark.parametrize(
+    "tile",
+    [
+        pytest.param((128, 128, 5, False), marks=SLOW),
+        pytest.param((256, 128, 4, False), marks=SLOW),
+        (64, 64, 6, False),
+    ],
+    ids=str,
+)
 def test_constant_sizes_are_no_arguments(tile: tuple[int, int, int, bool]) -> None:
     """N and K are in the binary, so that products with other ones have binaries of their own."""
     kernel, spec = _kernel("a8w8_blockscale", 1024)
@@ -370,7 +380,11 @@ def test_constant_sizes_are_no_arguments(tile: tuple[int, int, int, bool]) -> No
     assert len(kernel.builds(spec, {**knobs, "CONSTANT_NK": False}, SM_90)) == len(others)
 
 
-@pytest.mark.parametrize("tile", [(64, 64, 6, 3), (64, 192, 6, 1), (128, 128, 4, 1)], ids=str)
+@pytest.mark.parametrize(
+    "tile",
+    [(64, 64, 6, 3), pytest.param((64, 192, 6, 1), marks=SLOW), pytest.param((128, 128, 4, 1), marks=SLOW)],
+    ids=str,
+)
 def test_early_weights_are_copied_in_two_places(tile: tuple[int, int, int, int]) -> None:
     kernel, spec = _kernel("a8w8_blockscale", 64 if tile[0] == 64 else 256)
     knobs = {**_wave_knobs(*tile[:3], False), "NUM_KSPLIT": tile[3]}
