@@ -8,6 +8,7 @@ from pathlib import Path
 
 from gemmpipe.cli.folders import ConfigFolders
 from gemmpipe.core.errors import UserError, suggest, suggest_or_list
+from gemmpipe.core.shell import shell_quote
 
 WATCH = "--watch"
 """The flag of `report` alone."""
@@ -93,6 +94,40 @@ def is_recipe(argument: str) -> bool:
     return "=" not in argument and "/" in argument
 
 
+def _second_word(first: str, argument: str, overrides: Sequence[str], rest: Sequence[str]) -> UserError:
+    """The error of an argument without a key after the pipeline's name."""
+    if _is_key(first):
+        return UserError(f"{first} {argument}: a key and its value are one argument: {first}={argument}")
+    if first not in WITH_PATHS and not is_recipe(first) and (close := suggest(first, WITH_PATHS)):
+        return UserError(f"{first}: no such command{close}")
+    return _unquoted(argument, overrides, rest) or UserError(
+        f"{argument}: the pipeline is '{first}' already; expected key=value"
+    )
+
+
+def _late_word(argument: str, overrides: Sequence[str], rest: Sequence[str]) -> UserError:
+    """The error of an argument without a key after the first override."""
+    return _unquoted(argument, overrides, rest) or UserError(
+        f"{argument}: a pipeline or a recipe comes before the first key=value; expected key=value"
+    )
+
+
+def _unquoted(argument: str, overrides: Sequence[str], rest: Sequence[str]) -> UserError | None:
+    """The error of a value with blanks that the shell has split: the last override has an open bracket."""
+    if not overrides or _open_brackets(overrides[-1]) <= 0:
+        return None
+    value = f"{overrides[-1]} {argument}"
+    for part in rest:
+        if _open_brackets(value) <= 0:
+            break
+        value += f" {part}"
+    return UserError(f"{overrides[-1]}: a value with blanks is one argument; expected quotes: {shell_quote(value)}")
+
+
+def _open_brackets(text: str) -> int:
+    return sum(text.count(mark) for mark in "[{(") - sum(text.count(mark) for mark in "]})")
+
+
 def parse_command_line(argv: Sequence[str]) -> CommandLine:
     """Parse a command line. Raises UserError for an unknown flag or a second pipeline."""
     _check_utf8(argv)
@@ -115,13 +150,9 @@ def parse_command_line(argv: Sequence[str]) -> CommandLine:
             paths.append(path)
         elif is_recipe(argument) or ("=" not in argument and not argument.startswith("~")):
             if first is not None:
-                if _is_key(first):
-                    raise UserError(f"{first} {argument}: a key and its value are one argument: {first}={argument}")
-                raise UserError(f"{argument}: the pipeline is '{first}' already; expected key=value")
+                raise _second_word(first, argument, overrides, rest)
             if overrides:
-                raise UserError(
-                    f"{argument}: a pipeline or a recipe comes before the first key=value; expected key=value"
-                )
+                raise _late_word(argument, overrides, rest)
             first = argument
         else:
             overrides.append(argument)

@@ -239,6 +239,8 @@ def _plugin(request: _Request, choices: "Choices", events: Events) -> list[str]:
 
     table = own_table(choices, Path(request.output) if request.output else None, events).absolute()
     switch = plugin_switch([column.name for column in choices.family.key_columns])
+    if choices.device.kind == "cpu":
+        events.emit("warning", "plugin: all rows are of a CPU: an engine on a GPU answers with none of them")
     lines = [f"table {table}"]
     for engine in ENGINES:
         server = ServerArguments(engine=engine, model=request.model)

@@ -8,6 +8,7 @@ from gemmpipe.cli import STDOUT, naming_write_errors
 from gemmpipe.cli.command_line import LINT, CommandLine
 from gemmpipe.core.errors import UserError
 from gemmpipe.core.nvml import product_names
+from gemmpipe.core.shell import shell_quote
 from gemmpipe.formats.engine_lint import findings_of, lint
 from gemmpipe.formats.findings import ERROR, summary
 
@@ -40,6 +41,12 @@ def check_files(line: CommandLine) -> int:
 
     Raises UserError for a path that does not exist or has nothing to check.
     """
+    if table := next(
+        (path for path in line.paths if path.endswith(".csv") and Path(path).expanduser().is_file()), None
+    ):
+        raise UserError(
+            f"{table}: a tuned table, no engine's file; expected gemmpipe verify table={shell_quote(table)}"
+        )
     engine = next((override.partition("=")[2] for override in reversed(line.overrides)), None)
     files = lint([Path(path).expanduser() for path in line.paths], engine, product_names())
     found = findings_of(files)

@@ -109,6 +109,11 @@ def test_runs_in_one_second_have_folders_of_their_own(plans: list[Plan]) -> None
         (["hydra/launcher=basik"], "hydra/launcher: no option 'basik'; did you mean 'basic'?"),
         (["tun"], "tun: no such pipeline; did you mean 'tune'?"),
         (["tune", "quick"], "quick: the pipeline is 'tune' already"),
+        (["shwo", "last"], "shwo: no such command; did you mean 'show'?"),
+        (
+            ["shapes=list", "shapes.items=[{M:", "[1],", "N:", "64}]", "device=cpu"],
+            "shapes.items=[{M:: a value with blanks is one argument; expected quotes: 'shapes.items=[{M: [1], N: 64}]'",
+        ),
         (["shapes.tp", "4"], "shapes.tp 4: a key and its value are one argument: shapes.tp=4"),
         (["verbose", "true"], "verbose true: a key and its value are one argument: verbose=true"),
         (["kernel=a16w16", "tune"], "tune: a pipeline or a recipe comes before the first key=value"),
