@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from gemmpipe.core.data import Device, Knobs, Scalar
 from gemmpipe.family import GemmSpec
+from gemmpipe.templates.tiled import ceil_div
 
 K_BLOCK = 128
 """Columns of x and w per stage, which is the block of the scales."""
@@ -86,7 +87,7 @@ class Tile:
     def _fixed_bytes(self, k: int) -> int:
         """Output, barriers and the scales of w for the tile's columns."""
         rows_of_scales = 1 if K_BLOCK % self.columns == 0 else 2
-        scales = _align(_ceil_div(k, K_BLOCK) * 4 * rows_of_scales, 8)
+        scales = _align(ceil_div(k, K_BLOCK) * 4 * rows_of_scales, 8)
         return _align(self.rows * self.columns * 2, 1024) + _MAX_STAGES * 16 + scales
 
     def violation(self, spec: GemmSpec, device: Device) -> str | None:
@@ -111,8 +112,8 @@ class Tile:
 
     def cycles(self, spec: GemmSpec, device: Device) -> float:
         """The package's estimate of the product's time, in cycles; infinite for pairs that run in one wave."""
-        blocks = _ceil_div(spec.m, self.rows) * _ceil_div(spec.n, self.columns)
-        waves = _ceil_div(blocks, device.cu_num)
+        blocks = ceil_div(spec.m, self.rows) * ceil_div(spec.n, self.columns)
+        waves = ceil_div(blocks, device.cu_num)
         if self.cluster > 1 and waves <= 1:
             return float("inf")
         x_rows = self.rows // (2 if self.multicast == "x" else 1)
@@ -194,8 +195,4 @@ def _template_parameters(header: str, known: object) -> list[str]:
 
 
 def _align(value: int, step: int) -> int:
-    return _ceil_div(value, step) * step
-
-
-def _ceil_div(a: int, b: int) -> int:
-    return -(-a // b)
+    return ceil_div(value, step) * step
