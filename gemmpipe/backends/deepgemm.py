@@ -29,7 +29,7 @@ _TILE_KNOBS = ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "multicast", "num_stages")
 
 @dataclass(frozen=True, kw_only=True)
 class DeepGemm(Backend):
-    """Without knobs: the library's own choice (`fp8_gemm_nt`). With a tile as knobs: its kernel with this tile."""
+    """With a tile as knobs: the library's kernel with this tile. Without knobs: its own choice (`fp8_gemm_nt`)."""
 
     label = "deepgemm"
     tiles: int = 4
@@ -46,11 +46,14 @@ class DeepGemm(Backend):
         return None if extension is None or _tiles_problem(package, device) is None else extension
 
     def configs(self, spec: GemmSpec, device: Device, space: "Space") -> Iterable[Knobs]:
-        """The library's choice, then tiles."""
+        """Tiles, of which the first is the library's choice; that choice by a call where tiles cannot be compiled.
+
+        A call compiles on the worker that times it, which waits for 4 s; tiles are compiled beforehand, in parallel.
+        """
         package = find_package()
-        if package is None or package.extension_problem() is None:
+        if package is None or _tiles_problem(package, device) is not None:
             yield {}
-        if package is not None and _tiles_problem(package, device) is None and _violation(spec, device) is None:
+        elif _violation(spec, device) is None:
             for tile in likely_tiles(spec, device, self.tiles):
                 yield tile.knobs(spec.k, device.shared_bytes)
 

@@ -294,7 +294,8 @@ class FinalsJob(Job):
         replays = []
         for bind in finalist.binds:
             bound = [bind(i) for i in range(min(per_sample, setup.sets))]
-            replays.append(context.clock.replay([bound[i % len(bound)] for i in range(per_sample)]))
+            launches = [bound[i % len(bound)] for i in range(per_sample)]
+            replays.append(context.clock.replay_of(launches, separate=self.timer.separate))
         finalist.replays, finalist.per_sample = tuple(replays), per_sample
         finalist.rounds = self.timer.rounds_for(sum(finalist.first_us), per_sample)
         finalist.begin(first=finalist.time_us >= LONG_LAUNCH_US)

@@ -127,7 +127,8 @@ class ScreenJob(Job):
     def _sample(self, context: WorkerContext, order: "list[tuple[_ScreenItem, list[Launch]]]") -> None:
         """Time each block once, and add the sample to its item."""
         least_us = _MIN_OVERLAP_FRACTION * min(self._single_times(context).values(), default=0.0)
-        for (item, _), time_us in zip(order, context.clock.blocks([b for _, b in order], least_us), strict=True):
+        times = context.clock.blocks_of([b for _, b in order], least_us, separate=self.timer.separate)
+        for (item, _), time_us in zip(order, times, strict=True):
             item.samples_us.append(time_us)
 
     def _launch_new_once(self, context: WorkerContext, setup: ProblemSetup, ready: "list[_ScreenItem]") -> None:

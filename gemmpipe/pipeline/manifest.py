@@ -19,10 +19,10 @@ from gemmpipe.core.paths import write_atomic
 from gemmpipe.executors import Usage
 from gemmpipe.report.results import product_results, run_figures
 from gemmpipe.report.run_folder import REUSED, read_manifest
-from gemmpipe.stages.history import native_tables
+from gemmpipe.stages.history import FORMER_POLICIES, native_tables
 from gemmpipe.stages.workload import saving
 from gemmpipe.tables import store
-from gemmpipe.tables.merge import row_key
+from gemmpipe.tables.merge import SHARED_GPU, row_key
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -39,8 +39,17 @@ def session_row(plan: "Plan", device: Device) -> dict[str, object]:
         "overrides": list(plan.overrides),
         "device": asdict(device),
         "versions": dict(devices_of.versions()),
+        "policy": policy(plan, device),
         "conditions": dict(conditions(device)),
     }
+
+
+def policy(plan: "Plan", device: Device) -> str:
+    """The timing method: times of different methods are never compared silently."""
+    separate = any(getattr(plan.stages[name], "separate_launches", False) for name in plan.chain)
+    words = [FORMER_POLICIES["cpu" if device.kind == "cpu" else "gpu"]]
+    words += ["separate"] if separate and device.kind != "cpu" else []
+    return " ".join([*words, SHARED_GPU] if device.shared else words)
 
 
 def device_of(row: Mapping[str, object]) -> Device:

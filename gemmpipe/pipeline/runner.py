@@ -28,7 +28,6 @@ from gemmpipe.stages import Context
 from gemmpipe.stages.cpu_budget import CpuBudget, in_order_of_use, left_line
 from gemmpipe.stages.history import add_table_winners, incumbents_of, native_tables, prior_runs, unfinished_runs
 from gemmpipe.stages.rows import empty_frame, problem_frame, problems_of, record_frames
-from gemmpipe.tables.merge import SHARED_GPU
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -348,7 +347,7 @@ def _context(
         incumbents={}
         if from_tables
         else incumbents_of(plan.family, devices[0], Path(plan.output), plan.formats.values()),
-        policy=_policy(devices[0]),
+        policy=manifest.policy(plan, devices[0]),
         journal=journal,
         record=record,
         pool_or_none=None,
@@ -380,10 +379,4 @@ def _load_prior_runs(plan: Plan, device: Device, history: History) -> tuple[Reco
     left = unfinished_runs(tables, plan.family, plan.run_dir.parent.parent)
     prior = prior_runs([*plan.search.journals, *left], plan.family, device)
     prior.fill_history(history)
-    return prior.comparable(versions())
-
-
-def _policy(device: Device) -> str:
-    """The timing method: times of different methods are never compared silently."""
-    policy = "host interleaved" if device.kind == "cpu" else "graph cold interleaved"
-    return f"{policy} {SHARED_GPU}" if device.shared else policy
+    return prior.comparable(versions(), manifest.policy(plan, device))

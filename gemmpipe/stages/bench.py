@@ -40,6 +40,11 @@ class Bench(Stage):
     uses_device: ClassVar[bool] = True
     per_problem: ClassVar[bool] = True
 
+    @property
+    def separate_launches(self) -> bool:
+        """True if other kernels run between timed launches: part of the rows' policy."""
+        return self.timer.separate
+
     def __post_init__(self) -> None:
         if not 0 < self.err_ratio <= 1:
             raise ValueError(f"err_ratio={self.err_ratio:g}, expected above 0 and at most 1")

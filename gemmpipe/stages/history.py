@@ -17,10 +17,17 @@ from gemmpipe.journal import Record
 from gemmpipe.search.history import History
 from gemmpipe.stages.rows import candidate_of
 from gemmpipe.tables import store
-from gemmpipe.tables.merge import CUT_SHORT, RowPreference, rows_by_key
+from gemmpipe.tables.merge import CUT_SHORT, SHARED_CPU, SHARED_GPU, RowPreference, rows_by_key
 
 _STAGE = "screen"
 _SAME_VERSIONS = ("python", "torch", "triton", "cuda", "hip")
+FORMER_POLICIES = {"cpu": "host interleaved", "gpu": "graph cold interleaved"}
+"""Kind of device -> the timing method of journals that do not name it; launches on a GPU ran back to back."""
+
+
+def method(policy: object) -> tuple[str, ...]:
+    """The words of a policy without those on other processes, which say nothing of the method."""
+    return tuple(word for word in str(policy).split() if word not in (SHARED_GPU, SHARED_CPU, CUT_SHORT))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,15 +56,17 @@ class PriorRuns:
     device: Device
     records: tuple[Record, ...] = ()
 
-    def comparable(self, versions: Mapping[str, object]) -> tuple[Record, ...]:
-        """Journals with times that are comparable to this run's: same device and versions."""
-        return tuple(r for r in self.records if all(self._same(session, versions) for session in r.sessions))
+    def comparable(self, versions: Mapping[str, object], policy: str) -> tuple[Record, ...]:
+        """Journals with times that are comparable to this run's: same device, versions and timing method."""
+        return tuple(r for r in self.records if all(self._same(session, versions, policy) for session in r.sessions))
 
-    def _same(self, session: Mapping[str, object], versions: Mapping[str, object]) -> bool:
+    def _same(self, session: Mapping[str, object], versions: Mapping[str, object], policy: str) -> bool:
         device: Mapping[str, object] = session["device"]  # type: ignore[assignment]
         before: Mapping[str, object] = session["versions"]  # type: ignore[assignment]
         machine = (device["gfx"], device["cu_num"], device.get("shared", False))
+        former = FORMER_POLICIES["cpu" if self.device.kind == "cpu" else "gpu"]
         same = machine == (self.device.gfx, self.device.cu_num, self.device.shared)
+        same = same and method(session.get("policy") or former) == method(policy)
         return same and all(before.get(name) == versions.get(name) for name in _SAME_VERSIONS)
 
     def fill_history(self, history: History) -> None:

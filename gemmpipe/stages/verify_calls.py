@@ -112,8 +112,8 @@ class CallJob(Job):
             calls = [partial(call, setup.inputs(i, order), setup.weights(i)) for i in range(min(many, setup.sets))]
             for each in calls:  # a candidate prepares its weight before a graph is captured
                 each()
-            called = _replay(context, calls, many)
-            bound = _replay(context, [bind(i) for i in range(len(calls))], many)
+            called = self._replay(context, calls, many)
+            bound = self._replay(context, [bind(i) for i in range(len(calls))], many)
             rounds = self.timer.rounds_for(time_us, many)
             for _ in range(_warm_replays(context, time_us * many)):
                 called(), bound()
@@ -149,6 +149,13 @@ class CallJob(Job):
             raise DispatchMismatch(f"{name}: error ratio {error:.4f}, must be below {self.err_ratio:g}")
         return error
 
+    def _replay(self, context: WorkerContext, launches: Sequence[Callable[[], object]], count: int) -> TimedReplay:
+        """A warm replay of `count` launches, cycling through the sets of operands."""
+        many = [launches[i % len(launches)] for i in range(count)]
+        replay = context.clock.replay_of(many, separate=self.timer.separate)
+        replay()
+        return replay
+
     def _trial(self, stage: str, samples: tuple[float, ...], per_sample: int, error: float) -> Trial:
         return Trial(
             stage=stage,
@@ -164,13 +171,6 @@ class CallJob(Job):
 def _warm_replays(context: WorkerContext, replay_us: float) -> int:
     """Replays until a GPU idle during set-up has its clocks up; without them M=1 was up to 26 % too slow (H200)."""
     return math.ceil(_WARM_US / max(1.0, 2 * replay_us)) if context.clock.overlaps else 0
-
-
-def _replay(context: WorkerContext, launches: Sequence[Callable[[], object]], count: int) -> TimedReplay:
-    """A warm replay of `count` launches, cycling through the sets of operands."""
-    replay = context.clock.replay([launches[i % len(launches)] for i in range(count)])
-    replay()
-    return replay
 
 
 @lru_cache(maxsize=1)
@@ -191,6 +191,11 @@ class VerifyCalls(Stage):
     needs: ClassVar[tuple[str, ...]] = ("problems", "selections", "trials")
     gives: ClassVar[tuple[str, ...]] = ("called",)
     uses_device: ClassVar[bool] = True
+
+    @property
+    def separate_launches(self) -> bool:
+        """True if other kernels run between timed launches: part of the rows' policy."""
+        return self.timer.separate
 
     def __post_init__(self) -> None:
         if not 0 < self.err_ratio <= 1:

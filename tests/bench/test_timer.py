@@ -6,10 +6,13 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gemmpipe.bench.timer import CpuClock, Timer, head_start_us
+from gemmpipe.bench.timer import CpuClock, GpuClock, Spacer, Timer, head_start_us
+from gemmpipe.core.data import median
+from gemmpipe.core.device import DeviceChoice
 
 TIMER = Timer(warmup=5, iters=101, rounds=15, budget_ms=250)
 
@@ -95,3 +98,67 @@ def test_no_block_begins_before_it_is_queued(blocks: list[int], host_us: float, 
 
 def test_long_launches_need_no_more_than_the_first_block_queued() -> None:
     assert head_start_us([4] * 60, host_us=10, least_us=400) == 4 * 10 * 1.5
+
+
+class _Spaced(CpuClock):
+    """A clock with a spacer of 7 us; records what runs."""
+
+    def __init__(self, run: Callable[[], None]) -> None:
+        self.ran: list[str] = []
+        self._run = run
+
+    def spacer(self) -> Spacer:
+        clock, run = self, self._run
+
+        class _Fixed(Spacer):
+            def launch(self) -> object:
+                clock.ran.append("spacer")
+                return run()
+
+            def replay_us(self) -> float:
+                return 7.0
+
+            def block_us(self, launches: int) -> float:
+                return 7.0
+
+        return _Fixed()
+
+
+def test_separate_launches_have_a_spacer_before_each_and_its_time_is_subtracted(launch: Launch) -> None:
+    clock = _Spaced(launch(7))
+    product = launch(20)
+
+    def timed() -> None:
+        clock.ran.append("launch")
+        product()
+
+    assert clock.replay_of([timed, timed], separate=True)() == 20
+    assert clock.ran == ["spacer", "launch", "spacer", "launch"]
+    assert clock.blocks_of([[timed], [timed] * 3], separate=True) == [20, 20]
+    clock.ran.clear()
+    assert clock.replay_of([timed, timed], separate=False)() == 20
+    assert clock.blocks_of([[timed]]) == [20]
+    assert clock.ran == ["launch"] * 3
+
+
+def test_a_launch_shorter_than_the_spacers_variation_keeps_a_positive_time(launch: Launch) -> None:
+    assert _Spaced(launch(7)).replay_of([launch(0)], separate=True)() > 0
+    assert _Spaced(launch(6)).blocks_of([[launch(0)]], separate=True)[0] > 0
+
+
+def test_a_cpu_has_no_spacer(launch: Launch) -> None:
+    assert CpuClock().spacer() is None
+    assert CpuClock().replay_of([launch(3), launch(5)], separate=True)() == 4
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_separate_launch_on_a_gpu_takes_its_own_time() -> None:
+    clock = GpuClock(DeviceChoice(kind="cuda", index=0, shared=False).find()[0])
+    x = torch.zeros(64 << 20, device="cuda")  # 256 MB: about 0.1 ms to read and write
+    launches = [lambda: x.add_(1.0)] * 8
+    alone = [clock.replay(launches)() for _ in range(9)]
+    separate = [clock.replay_of(launches, separate=True)() for _ in range(9)]
+    assert median(separate) == pytest.approx(median(alone), rel=0.1)
+    block = clock.blocks_of([launches[:4]] * 9, separate=True)
+    assert median(block) == pytest.approx(median(alone), rel=0.1)
