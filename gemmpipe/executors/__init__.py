@@ -2,7 +2,7 @@
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -11,8 +11,8 @@ from typing import Self, TypeVar
 
 from gemmpipe.backends import Backend
 from gemmpipe.bench.jobs import Job
-from gemmpipe.core.data import Build, BuildFacts, Device, Trial
-from gemmpipe.core.device import DeviceChoice
+from gemmpipe.core.data import Build, BuildFacts, Candidate, Device, Trial
+from gemmpipe.core.device import DeviceChoice, usable_cores
 from gemmpipe.core.events import Events, TimeAccount
 from gemmpipe.core.renamed import accept_old_methods
 from gemmpipe.core.signals import DRAIN_S, Interrupted
@@ -109,8 +109,18 @@ class Pool(ABC):
         """Queue a build."""
 
     @abstractmethod
-    def cancel_builds(self) -> None:
-        """Drop the queued builds that are not sent to a process."""
+    def cancel_builds(self) -> Sequence[Build]:
+        """Drop the queued builds that are not sent to a process, and return them."""
+
+    @property
+    def compile_slots(self) -> int:
+        """Number of builds that are compiled at a time."""
+        return usable_cores()
+
+    @property
+    def open_builds(self) -> int:
+        """Number of unfinished builds, queued ones included; 0 where the pool does not know."""
+        return 0
 
     def submit_task(self, task: Callable[[], T]) -> "Future[T] | None":
         """Run a picklable task of the driver in another process; None: no process is available for that."""
@@ -133,6 +143,52 @@ class Pool(ABC):
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self.close(kill=kind is not None)
+
+
+@dataclass(kw_only=True, eq=False)
+class BuildsAhead:
+    """Builds that a later stage needs, in the order of need: compiled while the pool has few others."""
+
+    errors: dict[str, str] = field(default_factory=dict)
+    """By build id, the compiler's error of each that is finished, empty if there is none."""
+    known: dict[tuple[str, Candidate], tuple[Build, ...]] = field(default_factory=dict)
+    """By problem id and candidate, what they need."""
+    _queued: dict[str, Build] = field(default_factory=dict)
+    _sent: set[str] = field(default_factory=set)
+
+    def add(self, builds: Iterable[Build]) -> None:
+        """Queue those that are new."""
+        new = (b for b in builds if b.id not in self.errors and b.id not in self._sent)
+        self._queued |= {b.id: b for b in new if b.id not in self._queued}
+
+    def replace(self, builds: Iterable[Build]) -> None:
+        """Queue these in this order instead of all that are queued; those at the pool stay there."""
+        self._queued.clear()
+        self.add(builds)
+
+    def send(self, pool: Pool, share: float) -> None:
+        """Send builds until the pool's unfinished ones, others included, take this share of its processes."""
+        if not self._queued:
+            return
+        room = max(1, int(share * pool.compile_slots)) - max(pool.open_builds, len(self._sent))
+        for build in list(self._queued.values())[: max(0, room)]:
+            del self._queued[build.id]
+            self._sent.add(build.id)
+            pool.compile(build)
+
+    def receive(self, message: BuildResult) -> bool:
+        """Take a result; False if it is that of another build."""
+        if message.build.id not in self._sent:
+            return False
+        self._sent.remove(message.build.id)
+        self.errors[message.build.id] = message.facts.error
+        return True
+
+    def take_back(self, dropped: Iterable[Build]) -> None:
+        """Queue those again that the pool has dropped."""
+        own = [b for b in dropped if b.id in self._sent]
+        self._sent -= {b.id for b in own}
+        self.add(own)
 
 
 @contextmanager

@@ -104,11 +104,13 @@ class CompilePool:
         self._waiting.append(build)
         self._feed()
 
-    def cancel_pending(self) -> None:
-        """Drop the queued builds that are not sent to a process."""
+    def cancel_pending(self) -> list[Build]:
+        """Drop the queued builds that are not sent to a process, and return them."""
         with self._lock:
-            self.pending -= len(self._waiting)
+            dropped = list(self._waiting)
+            self.pending -= len(dropped)
             self._waiting.clear()
+        return dropped
 
     def _feed(self) -> None:
         """Send queued builds to the processes, a few ahead: the others can still be dropped. Thread-safe."""

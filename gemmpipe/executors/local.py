@@ -219,8 +219,16 @@ class LocalPool(Pool):
     def compile(self, build: Build) -> None:
         self._compilers.submit(build)
 
-    def cancel_builds(self) -> None:
-        self._compilers.cancel_pending()
+    def cancel_builds(self) -> Sequence[Build]:
+        return self._compilers.cancel_pending()
+
+    @property
+    def compile_slots(self) -> int:
+        return self._compilers.slots
+
+    @property
+    def open_builds(self) -> int:
+        return self._compilers.pending
 
     def submit_task(self, task: Callable[[], T]) -> "Future[T] | None":
         # On a CPU the cores are needed for the timed kernels.

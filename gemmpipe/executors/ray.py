@@ -73,15 +73,27 @@ class BuildTasks:
         self._waiting.append(build)
         self._open[build.id] = len(self._nodes)
 
-    def cancel_pending(self) -> None:
-        """Drop the builds that are not tasks of the cluster yet."""
+    def cancel_pending(self) -> list[Build]:
+        """Drop the builds that are not tasks of the cluster yet, and return them."""
+        dropped = list(self._waiting)
         self._waiting.clear()
+        return dropped
+
+    @property
+    def slots(self) -> int:
+        """Number of concurrent builds."""
+        return self._executor.compile_workers or int(self._ray.cluster_resources().get("CPU", 1))
+
+    @property
+    def pending(self) -> int:
+        """Number of unfinished builds, those with a task on several nodes counted once per task."""
+        return len(self._waiting) + len(self.running)
 
     def start_more(self) -> None:
         """Start tasks for queued builds, up to the number of cores."""
         if not self._waiting:
             return
-        most = self._executor.compile_workers or int(self._ray.cluster_resources().get("CPU", 1))
+        most = self.slots
         while self._waiting and len(self.running) < most:
             build = self._waiting.popleft()
             for node in self._nodes:
@@ -345,8 +357,16 @@ class RayPool(Pool):
     def compile(self, build: Build) -> None:
         self._tasks.submit(build)
 
-    def cancel_builds(self) -> None:
-        self._tasks.cancel_pending()
+    def cancel_builds(self) -> Sequence[Build]:
+        return self._tasks.cancel_pending()
+
+    @property
+    def compile_slots(self) -> int:
+        return self._tasks.slots
+
+    @property
+    def open_builds(self) -> int:
+        return self._tasks.pending
 
     def usage(self) -> list[Usage]:
         return [self._tasks.usage, *(handle.usage for handle in self._workers)]

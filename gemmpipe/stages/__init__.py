@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 from gemmpipe.core.data import Candidate, Device, Problem, Scalar
 from gemmpipe.core.events import Events, TimeAccount
 from gemmpipe.core.renamed import accept_old_methods, renamed_members
-from gemmpipe.executors import Pool
+from gemmpipe.executors import BuildsAhead, Pool
 from gemmpipe.family import Family, Implementation, KernelDefaults
 from gemmpipe.family.roofline import Roofline
 from gemmpipe.family.space import Space
@@ -123,6 +123,8 @@ class Context:
     """By problem id: the worker that times all its candidates on its device."""
     search_pools: "dict[tuple[int, int], SearchPool]" = field(default_factory=dict)
     """Pools of searches, by (launches, finalists) of the stage that opened the pool; one serves all batches."""
+    builds_ahead: BuildsAhead = field(default_factory=BuildsAhead)
+    """Builds that the finals need beyond screening."""
     time_account: TimeAccount = field(default_factory=TimeAccount)
     """Time of the driver, by activity."""
     stage_seconds: dict[str, float] = field(default_factory=dict)

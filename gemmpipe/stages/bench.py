@@ -1,7 +1,7 @@
 """The bench stage: checks the shortlist against the reference and times it in interleaved rounds (the finals)."""
 
 from collections import Counter
-from collections.abc import Collection, Hashable, Iterator, Mapping, MutableSequence, Sequence
+from collections.abc import Collection, Hashable, Mapping, MutableSequence, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -14,7 +14,7 @@ from gemmpipe.core.events import counted
 from gemmpipe.executors import BuildResult, JobResult, drain_on_interrupt
 from gemmpipe.stages import POLL_S, Context, Stage
 from gemmpipe.stages.dispatch import DeviceMonitor, dispatch_jobs
-from gemmpipe.stages.needed_builds import compile_extra_orders
+from gemmpipe.stages.needed_builds import FinalsBuilds
 from gemmpipe.stages.rows import candidate_of, trial_frame
 
 if TYPE_CHECKING:
@@ -84,16 +84,19 @@ class Bench(Stage):
         total = len(jobs)
         context.events.emit("stage", "bench", total=total, unit="problems")
         estimate = _FinalsWork(by_problem, progress.pending, self.timer, context.device)
-        queue: list[Job] = list(
-            _with_compiled_builds([job for job in jobs if job is not None], ready, progress, context)
-        )
+        builds = _finals_builds([job for job in jobs if job is not None], ready, context)
+        queue: list[Job] = []
+        _queue_ready(queue, builds, progress, context)
         monitor = DeviceMonitor(context.journal, context.pool.devices)
         with drain_on_interrupt(context.pool, progress.receive):
             while progress.pending:
                 monitor.sample()
                 dispatch_jobs(queue, context)
+                builds.send(enough_ready=bool(queue))
                 for message in context.pool.poll(POLL_S):
+                    builds.receive(message)
                     progress.receive(message)
+                _queue_ready(queue, builds, progress, context)
                 _leave_late(queue, progress, context)
                 context.check()
                 now = next((p for p in context.problems if p.id in progress.pending), None)
@@ -215,16 +218,19 @@ def _finalist_s(us: object, timer: Timer, device: Device) -> float:
     return check_s + rounds * max(time_us, _MIN_SAMPLE_US) / 1e6
 
 
-def _with_compiled_builds(
-    jobs: Sequence[FinalsJob], ready: "pd.DataFrame", progress: _FinalsProgress, context: Context
-) -> Iterator[FinalsJob]:
-    """Compiles what the jobs launch, then yields them; a finalist that cannot be compiled gets a failed trial."""
+def _finals_builds(jobs: Sequence[FinalsJob], ready: "pd.DataFrame", context: Context) -> FinalsBuilds:
     timed = ready[ready["status"] != ""]
-    screened = set(zip(timed["problem"].tolist(), timed["candidate"].tolist(), strict=True))
-    failures = compile_extra_orders(jobs, screened, context)
-    for job in jobs:
-        failed = failures.get(job.problem.id, {})
+    return FinalsBuilds(jobs, set(zip(timed["problem"].tolist(), timed["candidate"].tolist(), strict=True)), context)
+
+
+def _queue_ready(queue: list[Job], builds: FinalsBuilds, progress: _FinalsProgress, context: Context) -> None:
+    """Queues the jobs with all builds; a finalist that cannot be compiled gets a failed trial."""
+    ready = builds.take_ready()
+    for job, failed in ready:
         trials = tuple(job.failed_trial(c, Status.COMPILE_ERROR, error) for c, error in failed.items())
         progress.receive(JobResult(job=job, trials=trials, complete=False))
         if len(failed) < len(job.candidates):
-            yield job.without(failed.keys())
+            queue.append(job.without(failed.keys()))
+    if ready:  # problems of one shape follow each other, as they share weights
+        order = {problem.id: place for place, problem in enumerate(context.problems)}
+        queue.sort(key=lambda job: order[job.problem.id])

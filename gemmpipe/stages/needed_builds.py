@@ -1,14 +1,21 @@
 """The builds of a candidate: for screening in one memory order of x's block scales, for the finals in all orders."""
 
-from collections.abc import Collection, Iterable, Mapping
+import contextlib
+from collections.abc import Collection, Iterable
 
 from gemmpipe.bench.finals import FinalsJob
-from gemmpipe.core.data import Build, Candidate, Device, Knobs
+from gemmpipe.core.data import Build, Candidate, Device, Knobs, Problem
 from gemmpipe.core.events import counted
-from gemmpipe.executors import BuildResult, drain_on_interrupt
+from gemmpipe.executors import BuildResult, JobResult
 from gemmpipe.family import GemmSpec, Implementation
 from gemmpipe.family.guard import PluginError, call_plugin
-from gemmpipe.stages import POLL_S, Context
+from gemmpipe.stages import Context
+
+SHARE_WHILE_SCREENING = 0.8
+"""Of the compile processes, for builds of the finals: the others start a search's next builds at once."""
+_SHARE_WHILE_TIMING = 0.5
+"""Of the compile processes while finals are timed and others are ready. A cold run of 72 problems (H200, 16 cores,
+2026-11-23; simulated from its journal) then waits for no build."""
 
 
 def screening_builds(implementation: Implementation, spec: GemmSpec, knobs: Knobs, device: Device) -> tuple[Build, ...]:
@@ -31,61 +38,71 @@ def extra_order_builds(
     return tuple({b.id: b for b in needed if b.id not in known}.values())
 
 
-def compile_extra_orders(
-    jobs: Iterable[FinalsJob], screened: Collection[tuple[str, str]], context: Context
-) -> dict[str, dict[Candidate, str]]:
-    """Compiles in parallel what finalists need beyond screening, as each worker would do it one by one.
+def compile_ahead(problem: Problem, finalists: Iterable[Candidate], context: Context) -> None:
+    """Queues what the finals of these candidates need beyond screening, as soon as screening knows the finalists."""
+    spec = context.family.spec(problem)
+    for candidate in finalists:
+        context.builds_ahead.add(_extra_builds(candidate, problem, spec, context))
 
-    `screened`: (problem id, candidate id) of the finalists that screening timed; an earlier stage has compiled the
-    builds of the others, or they are unknown. Returns the compiler's errors by problem id and candidate. On a CPU
-    kernels are interpreted and nothing is compiled. Raises Interrupted.
+
+def _extra_builds(candidate: Candidate, problem: Problem, spec: GemmSpec, context: Context) -> tuple[Build, ...]:
+    known = context.builds_ahead.known
+    if (problem.id, candidate) not in known:
+        implementation = context.implementation(candidate.backend)
+        builds: tuple[Build, ...] = ()
+        # A launch in this order raises the same error, which is then in the candidate's trial.
+        with contextlib.suppress(PluginError):
+            if implementation is not None:
+                builds = call_plugin(
+                    implementation, lambda: extra_order_builds(implementation, spec, candidate.knobs, context.device)
+                )
+        known[problem.id, candidate] = builds
+    return known[problem.id, candidate]
+
+
+class FinalsBuilds:
+    """Holds back the finals of a problem until its builds are there; those of others are timed meanwhile.
+
+    Compilers have a lower priority than the worker that is timing, and leave it half of the cores where they can.
     """
-    if context.device.kind == "cpu":
-        return {}
-    builds: dict[str, Build] = {}
-    needed_by: dict[str, list[tuple[str, Candidate]]] = {}
-    for job in jobs:
-        spec = context.family.spec(job.problem)
-        for candidate in (c for c in job.candidates if (job.problem.id, c.id) in screened):
-            for build in _extra_builds(candidate, spec, context):
-                builds[build.id] = build
-                needed_by.setdefault(build.id, []).append((job.problem.id, candidate))
-    failures: dict[str, dict[Candidate, str]] = {}
-    for build_id, error in _compile(builds, context).items():
-        for problem, candidate in needed_by[build_id]:
-            failures.setdefault(problem, {})[candidate] = error
-    return failures
 
+    def __init__(self, jobs: Iterable[FinalsJob], screened: Collection[tuple[str, str]], context: Context) -> None:
+        """`screened`: (problem id, candidate id) of the finalists that screening timed.
 
-def _extra_builds(candidate: Candidate, spec: GemmSpec, context: Context) -> tuple[Build, ...]:
-    implementation = context.implementation(candidate.backend)
-    if implementation is None:
-        return ()
-    try:
-        return call_plugin(
-            implementation, lambda: extra_order_builds(implementation, spec, candidate.knobs, context.device)
-        )
-    except PluginError:
-        return ()  # a launch in this order raises the same error, which is then in the candidate's trial
+        An earlier stage has compiled the builds of the others, or they are unknown. On a CPU nothing is compiled.
+        """
+        self._context, self._ahead = context, context.builds_ahead
+        self._waiting = {job.problem.id: job for job in jobs}
+        self._needed: dict[str, dict[str, list[Candidate]]] = {name: {} for name in self._waiting}
+        """By problem id, then build id: the candidates that need it."""
+        builds: dict[str, Build] = {}
+        for job in self._waiting.values() if context.device.kind != "cpu" else ():
+            spec = context.family.spec(job.problem)
+            for candidate in (c for c in job.candidates if (job.problem.id, c.id) in screened):
+                for build in _extra_builds(candidate, job.problem, spec, context):
+                    builds[build.id] = build
+                    self._needed[job.problem.id].setdefault(build.id, []).append(candidate)
+        self._ahead.replace(builds.values())
+        if builds:
+            done = sum(build in self._ahead.errors for build in builds)
+            kernels = f"{counted(len(builds), 'kernel')} for the other order of x's scales"
+            context.events.emit("detail", f"bench: {kernels}, {done:,} compiled during screening")
 
+    def send(self, *, enough_ready: bool) -> None:
+        """Keeps compile processes busy: half of them while more finals are ready than the devices need now."""
+        self._ahead.send(self._context.pool, _SHARE_WHILE_TIMING if enough_ready else 1.0)
 
-def _compile(builds: Mapping[str, Build], context: Context) -> dict[str, str]:
-    """Waits until all are compiled; returns errors by build id. Nothing is timed meanwhile, as compilers disturb it."""
-    for build in builds.values():
-        context.pool.compile(build)
-    errors: dict[str, str] = {}
-    open_ = set(builds)
-    with drain_on_interrupt(context.pool, lambda message: None):
-        while open_:
-            context.check()
-            for message in context.pool.poll(POLL_S):
-                if (
-                    isinstance(message, BuildResult) and message.build.id in open_
-                ):  # others are left over from screening
-                    open_.discard(message.build.id)
-                    context.journal.build(message.build.id, message.facts)
-                    if message.facts.error:
-                        errors[message.build.id] = message.facts.error
-    if builds:
-        context.events.emit("detail", f"bench: {counted(len(builds), 'kernel')} for the other order of x's scales")
-    return errors
+    def receive(self, message: BuildResult | JobResult) -> None:
+        """Takes results of builds; those left over from screening are ignored."""
+        if isinstance(message, BuildResult) and self._ahead.receive(message):
+            self._context.journal.build(message.build.id, message.facts)
+
+    def take_ready(self) -> list[tuple[FinalsJob, dict[Candidate, str]]]:
+        """The jobs that wait no longer, each once, with the compiler's errors by candidate."""
+        errors = self._ahead.errors
+        ready = [name for name in self._waiting if self._needed[name].keys() <= errors.keys()]
+        failed = {
+            name: {c: errors[b] for b, needing in self._needed[name].items() if errors[b] for c in needing}
+            for name in ready
+        }
+        return [(self._waiting.pop(name), failed[name]) for name in ready]

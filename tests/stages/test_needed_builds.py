@@ -10,9 +10,10 @@ import pytest
 
 from gemmpipe import journal
 from gemmpipe.cli.main import main
-from gemmpipe.core.data import Build, Candidate, Knobs, Problem, Trial
+from gemmpipe.core.data import Build, BuildFacts, Candidate, Knobs, Problem, Trial
 from gemmpipe.core.device import arch_device
 from gemmpipe.core.spec import COLUMN, ROW
+from gemmpipe.executors import BuildResult, BuildsAhead
 from gemmpipe.executors.local import LocalPool
 from gemmpipe.family import Implementation, KernelDefaults, load_family
 from gemmpipe.sources.inline import InlineShapes
@@ -50,7 +51,10 @@ def submitted(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[Build]]:
 
     def in_finals(own: Bench, tables: dict[str, pd.DataFrame], context: Context) -> dict[str, pd.DataFrame]:
         stage[0] = "bench"
-        return finals(own, tables, context)
+        try:
+            return finals(own, tables, context)
+        finally:
+            stage[0] = "screen"
 
     def recording_compile(pool: LocalPool, build: Build) -> None:
         found[stage[0]].append(build)
@@ -78,22 +82,49 @@ def _further(problem: Problem, candidate: Candidate) -> set[Build]:
     return set(extra_order_builds(own, FAMILY.spec(problem), candidate.knobs, DEVICE)) if own else set()
 
 
+def _further_ids(folder: Path, problems: list[Problem]) -> dict[str, set[str]]:
+    """By problem id, the builds that its finals need beyond screening."""
+    needed: dict[str, set[str]] = {}
+    for problem, trial in _finals(folder, problems):
+        needed.setdefault(problem.id, set()).update(b.id for b in _further(problem, trial.candidate))
+    return needed
+
+
+def _rows(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "run" / "trials.jsonl").read_text().splitlines()]
+
+
 @pytest.mark.e2e
-def test_the_other_order_is_compiled_for_finalists_alone(
+def test_the_other_order_is_compiled_once_for_finalists_and_before_their_finals(
     folder: Path, submitted: dict[str, list[Build]], problems: list[Problem]
 ) -> None:
     assert main([*WORDS]) == 0
-    assert not any(map(_flipped, submitted["screen"]))
-    assert any(map(_flipped, submitted["bench"]))
-    finals = [b.id for b in submitted["bench"]]
-    needed = [_further(problem, trial.candidate) for problem, trial in _finals(folder, problems)]
-    assert sorted(finals) == sorted({b.id for builds in needed for b in builds}), "each once"
-    assert len(finals) < len(submitted["screen"])
-    rows = [json.loads(line) for line in (folder / "run" / "trials.jsonl").read_text().splitlines()]
-    built = [i for i, row in enumerate(rows) if row["row"] == "build" and row["id"] in finals]
-    launched = [i for i, row in enumerate(rows) if row["row"] == "launch" and row["stage"] == "bench"]
-    assert len(built) == len(finals)
-    assert max(built) < min(launched), "no worker compiles a build of the pool"
+    needed, rows = _further_ids(folder, problems), _rows(folder)
+    further, builds = set.union(*needed.values()), [*submitted["screen"], *submitted["bench"]]
+    assert sorted(b.id for b in builds if b.id in further) == sorted(further), "each once"
+    assert {b.id for b in builds if _flipped(b)} <= further
+    assert 2 * len(further) < len(builds)
+    built = {row["id"]: i for i, row in enumerate(rows) if row["row"] == "build"}
+    launched = {row["problem"]: i for i, row in enumerate(rows) if row["row"] == "launch" and row["stage"] == "bench"}
+    assert launched.keys() == needed.keys()
+    assert all(built[b] < launched[p] for p, names in needed.items() for b in names), "no worker compiles them"
+
+
+@pytest.mark.e2e
+def test_the_other_order_is_compiled_while_other_problems_are_screened_and_timed(
+    folder: Path, submitted: dict[str, list[Build]], problems: list[Problem]
+) -> None:
+    """An earlier run has timed one problem, so that its search ends at once; one of one row has no other order."""
+    earlier = [word for word in WORDS if not word.startswith(("shapes.items", "hydra."))]
+    assert main([*earlier, "shapes.items=[{M: 64, N: 1280, K: 8192}]", "hydra.run.dir=earlier"]) == 0
+    for builds in submitted.values():
+        builds.clear()
+    assert main([*WORDS, "executor.compile_ms=50", "search.journals=[earlier]"]) == 0
+    rows, needed = _rows(folder), _further_ids(folder, problems)
+    assert {b.id for b in submitted["screen"]} & needed[problems[2].id]
+    built = [i for i, row in enumerate(rows) if row["row"] == "build" and row["id"] in set.union(*needed.values())]
+    timed = [i for i, row in enumerate(rows) if row["row"] == "trial" and row["stage"] == "bench"]
+    assert min(timed) < max(built)
 
 
 @pytest.mark.e2e
@@ -145,3 +176,56 @@ def test_a_comparison_compiles_every_order_at_once(problems: list[Problem]) -> N
     listing: Any = SimpleNamespace(spec=spec, builds=screened)
     context: Any = SimpleNamespace(device=DEVICE, implementation=lambda label: own)
     assert len(_builds(LineupEntry(name="tuned", candidate=candidate), listing, context)) == 2
+
+
+class _Pool(SimpleNamespace):
+    """A pool that compiles nothing: what it was sent is in `sent`."""
+
+    def compile(self, build: Build) -> None:
+        self.sent.append(build)
+        self.open_builds += 1
+
+    def finish(self, ahead: BuildsAhead, build: Build, error: str = "") -> bool:
+        self.open_builds -= 1
+        return ahead.receive(BuildResult(build=build, facts=BuildFacts(compile_s=1.0, error=error)))
+
+
+def _numbered(count: int) -> list[Build]:
+    parts: dict[str, Any] = {"source_hash": "", "signature": (), "constants": (), "aligned": (), "options": ()}
+    return [Build(kernel=f"kernels:k{i}", **parts) for i in range(count)]
+
+
+def test_builds_ahead_leave_processes_to_the_builds_of_searches() -> None:
+    pool, ahead, builds = _Pool(sent=[], open_builds=5, compile_slots=10), BuildsAhead(), _numbered(9)
+    ahead.add(builds)
+    ahead.add(builds)
+    ahead.send(pool, 0.8)
+    assert pool.sent == builds[:3]
+    ahead.send(pool, 0.5)
+    assert len(pool.sent) == 3
+    pool.open_builds = 3  # the searches' own are finished
+    ahead.send(pool, 0.8)
+    assert pool.sent == builds[:8]
+    assert pool.finish(ahead, builds[0], "why")
+    assert not ahead.receive(BuildResult(build=builds[0], facts=BuildFacts(compile_s=1.0))), "a search's own"
+    assert ahead.errors == {builds[0].id: "why"}
+    ahead.send(pool, 0.01)
+    assert len(pool.sent) == 8
+    for build in builds[1:8]:
+        pool.finish(ahead, build)
+    ahead.send(pool, 0.01)
+    assert pool.sent == builds, "one, where the share is less than a process"
+
+
+def test_builds_that_the_pool_dropped_are_sent_again_and_those_of_no_finalist_are_not() -> None:
+    pool, ahead, builds = _Pool(sent=[], open_builds=0, compile_slots=2), BuildsAhead(), _numbered(5)
+    ahead.add(builds[:4])
+    ahead.send(pool, 1.0)
+    pool.finish(ahead, builds[0])
+    ahead.take_back([builds[1], builds[4]])
+    pool.open_builds = 0
+    ahead.replace([builds[4], builds[1], builds[0]])
+    pool.sent.clear()
+    for _ in range(2):
+        ahead.send(pool, 1.0)
+    assert pool.sent == [builds[4], builds[1]]

@@ -1,7 +1,7 @@
 """The scheduler of screen: keeps the compile processes and all devices busy with the candidates of several problems."""
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from gemmpipe.bench.screening import ScreenJob
 from gemmpipe.bench.timer import Timer
@@ -9,6 +9,7 @@ from gemmpipe.core.data import Candidate, Trial
 from gemmpipe.executors import BuildResult, JobResult
 from gemmpipe.search import TrialRequest
 from gemmpipe.stages import Context
+from gemmpipe.stages.needed_builds import SHARE_WHILE_SCREENING
 from gemmpipe.stages.screen.search_pool import SearchPool
 from gemmpipe.stages.screen.state import Bounds, ProblemState
 from gemmpipe.stages.screen.work import ScreenWork, WorkEstimate, relative_work
@@ -29,8 +30,12 @@ class Scheduler:
         bounds: Bounds,
         work: WorkEstimate,
         deadline: float | None = None,
+        when_finished: Callable[[ProblemState], object] = lambda state: None,
     ) -> None:
-        """`deadline`: when searches end with the results they have, on the monotonic clock."""
+        """`deadline`: when searches end with the results they have, on the monotonic clock.
+
+        `when_finished` is called when the search of a problem has ended, and again after each addition to it.
+        """
         self._context = context
         self._search_pool = search_pool
         self._pool = context.pool
@@ -48,6 +53,7 @@ class Scheduler:
         self._waiting: dict[str, dict[str, ProblemState]] = {}
         """By build id, then problem id: the problems that wait for it."""
         self._deadline = deadline
+        self._when_finished = when_finished
         self._work = work
         self.running_now: ProblemState | None = None
         """The problem of the last result: what a device works on."""
@@ -90,6 +96,7 @@ class Scheduler:
         state.wanted_builds.clear()
         if state.finished:
             self._running.pop(state.problem.id, None)
+            self._when_finished(state)
         else:
             self._running[state.problem.id] = state
 
@@ -120,6 +127,7 @@ class Scheduler:
         self._dispatch()
         if not self._running and not more:
             return False
+        self._context.builds_ahead.send(self._pool, SHARE_WHILE_SCREENING)
         for message in self._pool.poll(timeout_s, self._search_pool.wait_handles()):
             self.receive(message)
         with self._time_account.timed("search"):
@@ -136,6 +144,10 @@ class Scheduler:
 
     def _take_build(self, message: BuildResult) -> None:
         facts = message.facts
+        # A search may want the same build: problems of a fixed memory order are screened in the other one.
+        if self._context.builds_ahead.receive(message) and message.build.id not in self._waiting:
+            self._journal.build(message.build.id, facts)
+            return
         self._built[message.build.id] = facts.error
         self._search_pool.add_build_facts(message.build.id, facts)
         self._journal.build(message.build.id, facts)

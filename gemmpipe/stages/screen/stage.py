@@ -4,6 +4,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
 from gemmpipe.bench.timer import Timer
@@ -14,6 +15,7 @@ from gemmpipe.executors import drain_on_interrupt
 from gemmpipe.search import TrialRequest
 from gemmpipe.stages import POLL_S, Context, Stage
 from gemmpipe.stages.history import TrialCache
+from gemmpipe.stages.needed_builds import compile_ahead
 from gemmpipe.stages.rows import config_text, excluded_frame, trial_frame
 from gemmpipe.stages.screen.candidates import SpaceReport
 from gemmpipe.stages.screen.scheduler import Scheduler
@@ -66,7 +68,9 @@ class Screen(Stage):
         if context.cpu_budget is not None:
             context.cpu_budget.bounds = bounds  # the next pass has more rows
         work = WorkEstimate(context.problems, context.family, context.search, context.device, self.keep)
-        scheduler = Scheduler(context, search_pool, self.timer, bounds, work, _deadline(context))
+        # Its finalists are known but for those that problems of other M add: what these need compiles meanwhile.
+        ahead = partial(self._compile_ahead, context=context)
+        scheduler = Scheduler(context, search_pool, self.timer, bounds, work, _deadline(context), ahead)
         context.events.emit("stage", "screen", unit="trials")
         started_at = time.monotonic()
         with drain_on_interrupt(context.pool, scheduler.receive):
@@ -79,7 +83,8 @@ class Screen(Stage):
             for state, requests in self._bucket_requests(states, context):
                 scheduler.add_requests(state, requests)
             self._run_to_completion(scheduler, context)
-        context.pool.cancel_builds()  # of searches that a budget ended: no request waits for them
+        dropped = context.pool.cancel_builds()  # of searches that a budget ended: no request waits for them
+        context.builds_ahead.take_back(dropped or ())  # a pool of a user's executor may return None
         _mark_cut_short(states, context)
         _account_idle(context, started_at)
         return self._tables(states, context)
@@ -157,17 +162,23 @@ class Screen(Stage):
             "trials": pd.concat([excluded, trial_frame(trials, names)], ignore_index=True),
         }
 
+    def _compile_ahead(self, state: ProblemState, context: Context) -> None:
+        """On a CPU kernels are interpreted; the finals of an engine's function have the order of screening."""
+        if context.device.kind != "cpu" and context.engine_target is None:
+            compile_ahead(state.problem, self._shortlist(state, context), context)
+
+    def _shortlist(self, state: ProblemState, context: Context) -> list[Candidate]:
+        """The finalists of a problem by itself."""
+        return shortlist(
+            state.results,
+            keep=self.keep,
+            margin_pct=self.margin_pct,
+            incumbents=context.incumbents.get(state.problem.id, ()),
+            library=context.family.baseline,
+        )
+
     def _shortlists(self, states: list[ProblemState], context: Context) -> dict[str, list[Candidate]]:
-        kept: dict[str, dict[Candidate, None]] = {}
-        for state in states:
-            candidates = shortlist(
-                state.results,
-                keep=self.keep,
-                margin_pct=self.margin_pct,
-                incumbents=context.incumbents.get(state.problem.id, ()),
-                library=context.family.baseline,
-            )
-            kept[state.problem.id] = dict.fromkeys(candidates)
+        kept = {state.problem.id: dict.fromkeys(self._shortlist(state, context)) for state in states}
         for group in shape_group_states(states):
             problems = [c.problem for c in group]
             results = {c.problem.id: c.results for c in group}
