@@ -81,17 +81,25 @@ def seconds(call: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
+def kernel_label(event: dict[str, Any]) -> str:
+    """The name of a kernel of a trace, after its grid and its bytes of shared memory where it has them."""
+    given = event.get("args", {})
+    parts = [f"{name.split()[0]} {given[name]}" for name in ("grid", "shared memory") if given.get(name)]
+    return " ".join([*parts, event["name"][:NAME_LENGTH]]).replace(", ", ",")
+
+
 def trace_times(events: Iterable[dict[str, Any]]) -> dict[str, list[float]]:
     """Kernel -> [launches, time in us, time before its start in which nothing ran in us] of a profiler's trace.
 
-    The third is negative where a kernel starts before the kernels in front of it end. Copies count as kernels.
+    The third is negative where a kernel starts before the kernels in front of it end. Copies count as kernels. The
+    grid is a part of the name: products of one kernel and different sizes are told apart.
     """
     kinds = ("kernel", "gpu_memcpy", "gpu_memset")
-    work = sorted((each["ts"], each["dur"], each["name"]) for each in events if each.get("cat") in kinds)
+    work = sorted((each["ts"], each["dur"], kernel_label(each)) for each in events if each.get("cat") in kinds)
     found: dict[str, list[float]] = {}
     end = work[0][0] if work else 0.0
     for start, duration, name in work:
-        entry = found.setdefault(name[:NAME_LENGTH], [0, 0.0, 0.0])
+        entry = found.setdefault(name, [0, 0.0, 0.0])
         entry[0] += 1
         entry[1] += duration
         entry[2] += start - end

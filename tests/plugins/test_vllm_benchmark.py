@@ -134,6 +134,8 @@ def test_kernels_of_a_trace_have_the_time_before_them() -> None:
     def event(name: str, start: float, duration: float, kind: str = "kernel") -> dict[str, object]:
         return {"cat": kind, "name": name, "ts": start, "dur": duration}
 
+    product = {**event("p", 1, 2), "args": {"grid": [132, 1, 1], "shared memory": 1024}}
+    assert vllm_child.trace_times([product]) == {"grid [132,1,1] shared 1024 p": [1, 2.0, 0.0]}
     events = [event("b", 12, 5), event("a", 0, 10), event("a", 16, 2), event("host", 0, 99, "cpu_op"), {"ph": "M"}]
     found = vllm_child.trace_times(events)  # b waits for 2, the second a starts 1 before the end of b
     assert found == {"a": [2, 12.0, -1.0], "b": [1, 5.0, 2.0]}
@@ -277,6 +279,8 @@ def test_products_are_the_layers_of_the_models() -> None:
         ("void deep_gemm::sm90_fp8_gemm_1d2d_impl<...>", "products"),
         ("nvjet_sm90_tst_64x8_64x16_4x1_v_bz_TNT", "products"),
         ("fused_moe_kernel", "products"),
+        ("grid [132,1,1] shared 1024 blockscale_warp_specialised", "products"),
+        ("grid [132,1,1] dense", "products"),
         ("triton_red_fused__to_copy_abs_add_amax_clamp_mean_mul_pow_rsqrt_0", "quantisers"),
         ("triton_red_fused_add_mean_mul_pow_rsqrt_1", "norms"),
         ("void flash::FlashAttnFwdSm90", "attention"),
