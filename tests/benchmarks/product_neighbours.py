@@ -7,18 +7,20 @@ launch and the start of each are hidden behind the end of the one before. In an 
 and lets nothing start early. Graphs over weights that rotate through 200 MB: `alone` has products only, `after` a small
 kernel before each (it writes the scales of x), whose own time, as a graph of it alone, is subtracted. Contenders: the
 rows of the table for these products (else those of the nearest shipped rows) and DeepGEMM's first tiles. Sizes:
-Qwen3-8B's. Prints the times, and by M the geometric mean of DeepGEMM's fastest over ours, alone and after.
+Qwen3-8B's. Prints the times, and by M the geometric mean of DeepGEMM's fastest over ours, alone and after. Last come
+the four products of a layer in turn, each after the small kernel, so that each finds another kernel's instructions in
+the caches: the layer's time, without the small kernels, beside the sums of the times of single products.
 """
 
 import argparse
 import csv
 import math
-import random
 import statistics
 import sys
 import time
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import peers
@@ -38,6 +40,7 @@ from gemmpipe.tables import store
 
 FIELDS = ("M", "N", "K", "contender", "alone_us", "after_us", "added_us", "note")
 GRAPHS = ("alone", "after")
+LAYERS = 6
 
 
 def arguments() -> Namespace:
@@ -55,10 +58,9 @@ def arguments() -> Namespace:
 
 
 def specs(rows: str) -> list[GemmSpec]:
-    """The quantised products of Qwen3-8B, in an order that spans all when the time is over."""
+    """The quantised products of Qwen3-8B, in the order of a layer."""
     sides = [(each.n, each.k) for each in products(DENSE) if each.layer != "lm_head"]
     keys = [{"M": int(m), "N": n, "K": k} for m in rows.split(",") for n, k in sides]
-    random.Random(3).shuffle(keys)
     words = KernelDefaults(dtype=None, out_dtype=None, bias=None)
     return [FAMILY.spec(make_problem(FAMILY, key, words, "sm_90", "neighbours")) for key in keys]
 
@@ -143,6 +145,59 @@ def measure(problem: Problem, contenders: Sequence[Contender]) -> Iterator[dict[
         yield row
 
 
+@dataclass(frozen=True)
+class Layer:
+    """The products of a layer at one M, in order, with the rows and contenders of each."""
+
+    problems: list[Problem]
+    contenders: list[list[Contender]]
+    rows: list[list[dict[str, object]]]
+
+    def side(self, mine: bool) -> tuple[list[Contender], float, float]:
+        """(the fastest of ours, or of DeepGEMM's, for each product; the sums of their times alone and after)."""
+        best, sums = [], [0.0, 0.0]
+        for of, rows in zip(self.contenders, self.rows, strict=True):
+            timed = [(row, each) for row, each in zip(rows, of, strict=True) if "after_us" in row]
+            row, contender = min(
+                ((row, each) for row, each in timed if (each.label == OURS) == mine),
+                key=lambda pair: float(str(pair[0]["after_us"])),
+            )
+            best.append(contender)
+            sums = [one + float(str(row[name])) for one, name in zip(sums, FIELDS[4:6], strict=True)]
+        return best, sums[0], sums[1]
+
+
+def layer_lines(layer: Layer) -> Iterator[str]:
+    """The layer's time with our products and with DeepGEMM's; nothing where one is missing."""
+    try:
+        sides = {name: layer.side(mine) for name, mine in (("ours", True), ("DeepGEMM", False))}
+    except ValueError:  # of an empty sequence: a product without a time
+        return
+    smalls = [small_kernel(problem) for problem in layer.problems]
+    graphs = {"small": peers.graph_of([small for small, _ in smalls] * LAYERS)}
+    held = []
+    for name, (best, _, _) in sides.items():
+        bound = [
+            [problem.bind(contender, weights) for weights in problem.weights[:LAYERS]]
+            for problem, contender in zip(layer.problems, best, strict=True)
+        ]
+        held.append(bound)
+        for small, launches in zip(smalls, bound, strict=True):
+            small[0]()
+            launches[0]()
+        each = [(small, ws[i % len(ws)]) for i in range(LAYERS) for (small, _), ws in zip(smalls, bound, strict=True)]
+        graphs[name] = peers.graph_of([call for pair in each for call in pair])
+    times: dict[str, list[float]] = {name: [] for name in graphs}
+    for turn in range(REPLAYS):
+        for name in graphs if turn % 2 else reversed(graphs):
+            times[name].append(time_us(graphs[name], LAYERS))
+    small_us = statistics.median(times["small"])
+    for name, (_, alone, after) in sides.items():
+        us = statistics.median(times[name]) - small_us
+        m = layer.problems[0].spec.m
+        yield f"M={m} layer, {name}: {us:.1f} us; sums: alone {alone:.1f}, after {after:.1f}"
+
+
 def report(rows: Sequence[Mapping[str, object]]) -> Iterator[str]:
     """Each contender's times, and DeepGEMM's fastest over ours by M, alone and after."""
     timed = [row for row in rows if row.get("alone_us")]
@@ -174,18 +229,26 @@ def main() -> None:
     builds = [build for spec, of in todo for each in of for build in peers.needed(spec, each, device)]
     missing = peers.compile_all(builds, device, time.time() + 0.5 * given.limit_s)
     rows: list[dict[str, object]] = []
+    lines: list[str] = []
     with torch.inference_mode():
-        for number, (spec, of) in enumerate(todo):
+        for m in dict.fromkeys(spec.m for spec, _ in todo):
             if time.time() > until:
-                print(f"time is over after {number} of {len(todo)} products", flush=True)
+                print(f"time is over: not measured from M={m} on", flush=True)
                 break
-            compiled = [each for each in of if missing.isdisjoint(peers.needed(spec, each, device))]
-            rows += measure(Problem(spec, FAMILY, device), compiled)
+            layer = Layer([], [], [])
+            for spec, of in todo:
+                if spec.m == m:
+                    layer.problems.append(Problem(spec, FAMILY, device))
+                    of = [each for each in of if missing.isdisjoint(peers.needed(spec, each, device))]
+                    layer.contenders.append(of)
+                    layer.rows.append(list(measure(layer.problems[-1], of)))
+                    rows += layer.rows[-1]
             with given.out.open("w", newline="") as stream:
                 writer = csv.DictWriter(stream, FIELDS)
                 writer.writeheader()
                 writer.writerows(rows)
-    print("\n".join(report(rows)))
+            lines += layer_lines(layer)
+    print("\n".join([*report(rows), *lines]))
 
 
 if __name__ == "__main__":
