@@ -20,11 +20,13 @@ from hypothesis import HealthCheck, settings
 from interpreter_process import Interpreter
 from kinds import kind_of, nothing_started
 from search_setup import HOPPER
+from shipped_rows import copy_rows
 
 from gemmpipe import __version__
 from gemmpipe.cli.main import main
 from gemmpipe.core.data import Device, Problem, Scalar
 from gemmpipe.core.events import Events
+from gemmpipe.core.paths import shipped_tables
 from gemmpipe.family import Family, GemmSpec, Inputs, KernelDefaults, KeyColumn, Scaling, Weights
 from gemmpipe.pipeline.plan import Plan
 
@@ -193,6 +195,14 @@ def no_words() -> KernelDefaults:
 def h200() -> Device:
     """The H200 with the properties that its driver reports."""
     return HOPPER
+
+
+@pytest.fixture(scope="session")
+def h200_tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the tables as they are shipped, without rows that this checkout's own runs added."""
+    folder = tmp_path_factory.mktemp("h200_tables")
+    copy_rows(shipped_tables(), folder)
+    return folder
 
 
 @pytest.fixture

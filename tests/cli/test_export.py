@@ -105,23 +105,19 @@ def test_a_wrong_line_is_one_line(arguments: list[str], message: str, capfd: pyt
 
 
 @pytest.mark.e2e
-def test_a_merge_of_tables_points_to_export(capfd: pytest.CaptureFixture[str]) -> None:
-    from gemmpipe.core.paths import shipped_tables
-
-    table = shipped_tables() / "a8w8_blockscale_tuned_gemm.csv"
+def test_a_merge_of_tables_points_to_export(h200_tables: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    table = h200_tables / "a8w8_blockscale_tuned_gemm.csv"
     assert main(["merge", f"inputs=[{table}]", "output=merged", "format=[vllm]"]) == 0
     assert "'gemmpipe export RUN vllm' writes those of a run" in capfd.readouterr().out
     assert not list(Path("merged").rglob("*.json"))
 
 
-def test_a_table_has_no_times_of_an_engines_form(capfd: pytest.CaptureFixture[str]) -> None:
-    from gemmpipe.core.paths import shipped_tables
-
-    table = shipped_tables() / "a8w8_blockscale_tuned_gemm.csv"
+def test_a_table_has_no_times_of_an_engines_form(h200_tables: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    table = h200_tables / "a8w8_blockscale_tuned_gemm.csv"
     assert main(["export", str(table), "sglang"]) == 2
     expected = f"gemmpipe kernel=a8w8_blockscale shapes=csv shapes.path={table} 'format=[sglang]'"
     assert expected in capfd.readouterr().err
     assert main(["export", str(table), "plugin"]) == 0
     assert f"GEMMPIPE_CONFIG_A8W8_BLOCKSCALE={table}" in capfd.readouterr().out
-    assert main(["export", str(shipped_tables() / "bf16_tuned_gemm.csv"), "vllm"]) == 2
+    assert main(["export", str(h200_tables / "bf16_tuned_gemm.csv"), "vllm"]) == 2
     assert "it reads no tuned files for products of a16w16" in capfd.readouterr().err

@@ -11,7 +11,6 @@ from gemmpipe.cli.main import main
 from gemmpipe.core import renamed
 from gemmpipe.core.data import Problem
 from gemmpipe.core.errors import UserError
-from gemmpipe.core.paths import shipped_tables
 from gemmpipe.family import Family, load_family, shipped_families
 from gemmpipe.family.roofline import Roofline, floor_us, roofline_or_reference, rooflines_of, shipped_rooflines
 from gemmpipe.pipeline.plan import Plan
@@ -52,12 +51,12 @@ def test_rates_by_the_width_of_operands(dtype: str, rate: float) -> None:
 
 
 @pytest.mark.unit
-def test_recorded_times_of_the_shipped_tables_reach_the_floor_at_best() -> None:
+def test_recorded_times_of_the_shipped_tables_reach_the_floor_at_best(h200_tables: Path) -> None:
     """The rows are text, as read from CSV. 6 %: see `Roofline.floor_us`; only experts come close."""
     rows = 0
     for name in shipped_families():
         family = load_family(name)
-        path = shipped_tables() / family.csv_name
+        path = h200_tables / family.csv_name
         for row in csv.DictReader(path.open()) if path.is_file() else ():
             floor = floor_us(row["gfx"], family, row)
             assert floor is not None

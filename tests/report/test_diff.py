@@ -130,9 +130,10 @@ def test_other_kernels_are_refused() -> None:
         compare(_table(), _table(_choice()), RULES)
 
 
-def test_the_shipped_table_is_read_with_its_intervals() -> None:
-    found = read_choices(str(SHIPPED), "diff")
-    with SHIPPED.open(newline="") as stream:
+def test_the_shipped_table_is_read_with_its_intervals(h200_tables: Path) -> None:
+    table = h200_tables / SHIPPED.name
+    found = read_choices(str(table), "diff")
+    with table.open(newline="") as stream:
         rows = list(csv.DictReader(stream))
     assert len(found.choices) == len(rows)
     first, row = found.choices[0], rows[0]

@@ -51,11 +51,14 @@ def test_a_run_writes_its_report_and_the_command_writes_it_again(
     assert "(run, killed" in Path("killed.html").read_text()
 
 
-def test_tables_of_one_kernel_become_one_report(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    shutil.copy(BLOCKSCALE, "mine_a8w8_blockscale_tuned_gemm.csv")
-    assert main(["report", str(BLOCKSCALE), "mine_a8w8_blockscale_tuned_gemm.csv", "out=both.html"]) == 0
+def test_tables_of_one_kernel_become_one_report(
+    h200_tables: Path, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shipped = str(h200_tables / BLOCKSCALE.name)
+    shutil.copy(shipped, "mine_a8w8_blockscale_tuned_gemm.csv")
+    assert main(["report", shipped, "mine_a8w8_blockscale_tuned_gemm.csv", "out=both.html"]) == 0
     assert [path.name for path in folder.glob("*.html")] == ["both.html"]
-    assert main(["report", str(BLOCKSCALE), str(shipped_tables() / "bf16_tuned_gemm.csv")]) == 0
+    assert main(["report", shipped, str(h200_tables / "bf16_tuned_gemm.csv")]) == 0
     assert capsys.readouterr().out.count("report  ") == 3
     names = {path.name for path in folder.glob("*_report.html")}
     assert names == {"a8w8_blockscale_tuned_gemm_report.html", "bf16_tuned_gemm_report.html"}

@@ -8,7 +8,6 @@ from report_runs import rewrite_journal, write_manifest, write_recorded_run
 
 from gemmpipe.core.data import Candidate, Status, Trial
 from gemmpipe.core.errors import UserError
-from gemmpipe.core.paths import shipped_tables
 from gemmpipe.journal import Journal
 from gemmpipe.report.data import TABLE, RunData
 from gemmpipe.report.html import render
@@ -17,7 +16,7 @@ from gemmpipe.report.run_folder import FINISHED, KILLED, RUNNING
 from gemmpipe.report.tables import read_tables, table_source
 from gemmpipe.report.trial_frame import by_problem, knob_effects
 
-BLOCKSCALE = shipped_tables() / "a8w8_blockscale_tuned_gemm.csv"
+NAME = "a8w8_blockscale_tuned_gemm.csv"
 
 
 def test_a_journal_alone_is_a_killed_run_with_provisional_choices(tmp_path: Path) -> None:
@@ -159,9 +158,9 @@ def _table(*paths: Path) -> RunData:
     return read_tables([table_source(path, None) for path in paths])
 
 
-def test_the_shipped_table_has_speed_ups_floors_and_provenance() -> None:
-    data = _table(BLOCKSCALE)
-    rows = BLOCKSCALE.read_text().count("\n") - 1
+def test_the_shipped_table_has_speed_ups_floors_and_provenance(h200_tables: Path) -> None:
+    data = _table(h200_tables / NAME)
+    rows = (h200_tables / NAME).read_text().count("\n") - 1
     assert (data.state, len(data.products), data.problems) == (TABLE, rows, rows)
     assert data.products["device"].unique().tolist() == ["NVIDIA H200"]
     assert (data.products["share"].astype(float) < 1.0).all(), "nothing is faster than the floor"
@@ -170,12 +169,12 @@ def test_the_shipped_table_has_speed_ups_floors_and_provenance() -> None:
     assert not data.trials
 
 
-def test_two_tables_of_one_kernel_are_told_apart_by_device(tmp_path: Path) -> None:
-    other = tmp_path / BLOCKSCALE.name
-    other.write_text(BLOCKSCALE.read_text().replace("NVIDIA H200", "NVIDIA H100"))
-    data = _table(BLOCKSCALE, other)
+def test_two_tables_of_one_kernel_are_told_apart_by_device(h200_tables: Path, tmp_path: Path) -> None:
+    shipped, other = h200_tables / NAME, tmp_path / NAME
+    other.write_text(shipped.read_text().replace("NVIDIA H200", "NVIDIA H100"))
+    data = _table(shipped, other)
     assert any(text.endswith(", NVIDIA H100") for text in data.products["shape"])
-    assert data.products["shape"].nunique() == 2 * _table(BLOCKSCALE).products["shape"].nunique()
+    assert data.products["shape"].nunique() == 2 * _table(shipped).products["shape"].nunique()
 
 
 def test_a_file_that_is_no_table_is_one_line(tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from report_runs import HOSTILE, SECTIONS, rewrite_journal, write_manifest, write_recorded_run
 
-from gemmpipe.core.paths import shipped_tables
 from gemmpipe.report.html import render
 from gemmpipe.report.reading import read_run
 from gemmpipe.report.tables import read_tables, table_source
@@ -52,9 +51,9 @@ def run_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def table_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def table_page(h200_tables: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("table") / "report.html"
-    table = table_source(shipped_tables() / "a8w8_blockscale_tuned_gemm.csv", None)
+    table = table_source(h200_tables / "a8w8_blockscale_tuned_gemm.csv", None)
     path.write_text(render(read_tables([table])))
     return path
 

@@ -10,7 +10,6 @@ import pytest
 from report_runs import HOSTILE, SECTIONS, rewrite_journal, write_manifest, write_recorded_run
 
 from gemmpipe.core.data import canonical_json
-from gemmpipe.core.paths import shipped_tables
 from gemmpipe.report.data import TimedTrial
 from gemmpipe.report.html import MAX_BYTES, render
 from gemmpipe.report.reading import read_run
@@ -18,7 +17,7 @@ from gemmpipe.report.tables import read_tables, table_source
 from gemmpipe.report.trial_frame import ProblemTrials
 from gemmpipe.report.trust import runner_up_ratio
 
-BLOCKSCALE = shipped_tables() / "a8w8_blockscale_tuned_gemm.csv"
+NAME = "a8w8_blockscale_tuned_gemm.csv"
 
 
 class Page(HTMLParser):
@@ -75,8 +74,8 @@ def test_a_run_has_every_section_and_its_data_as_csv(recorded_run: Path) -> None
     assert [link for link in page.values("a", "href") if link.startswith("#product-")], "cells lead to candidates"
 
 
-def test_a_table_has_the_sections_that_it_can_fill() -> None:
-    text = render(read_tables([table_source(BLOCKSCALE, None)]))
+def test_a_table_has_the_sections_that_it_can_fill(h200_tables: Path) -> None:
+    text = render(read_tables([table_source(h200_tables / NAME, None)]))
     page = Page(text)
     assert page.values("section", "id") == [
         "summary",
@@ -147,9 +146,9 @@ def test_cells_that_spreadsheets_run_have_an_apostrophe(recorded_run: Path) -> N
     assert json.loads(wall).splitlines()[1].startswith("'=cmd(),'@x,")
 
 
-def test_a_table_of_many_rows_gives_a_page_below_the_limit(tmp_path: Path) -> None:
-    lines = BLOCKSCALE.read_text().splitlines(keepends=True)
-    path = tmp_path / BLOCKSCALE.name
+def test_a_table_of_many_rows_gives_a_page_below_the_limit(h200_tables: Path, tmp_path: Path) -> None:
+    lines = (h200_tables / NAME).read_text().splitlines(keepends=True)
+    path = tmp_path / NAME
     row = lines[1]
     many = [
         row.replace("sm_90,132,1,1280,8192", f"sm_90,132,{m},{n},8192", 1)
@@ -180,10 +179,10 @@ def test_library_methods_are_no_knobs_of_own_kernels(recorded_run: Path) -> None
     assert "method" not in section
 
 
-def test_the_copy_of_scales_in_a_library_time_is_said() -> None:
-    text = render(read_tables([table_source(BLOCKSCALE, None)]))
+def test_the_copy_of_scales_in_a_library_time_is_said(h200_tables: Path) -> None:
+    text = render(read_tables([table_source(h200_tables / NAME, None)]))
     assert "this copy is in its time" in text
-    plain = render(read_tables([table_source(shipped_tables() / "bf16_tuned_gemm.csv", None)]))
+    plain = render(read_tables([table_source(h200_tables / "bf16_tuned_gemm.csv", None)]))
     assert "copies the scales" not in plain
 
 

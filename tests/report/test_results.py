@@ -1,9 +1,10 @@
 """Figures of a run: speed-ups over libraries that have the product, regimes of M, winners, near ties."""
 
+from pathlib import Path
+
 import pandas as pd
 import pytest
 
-from gemmpipe.core.paths import shipped_tables
 from gemmpipe.family import load_family
 from gemmpipe.family.roofline import Roofline
 from gemmpipe.report import results
@@ -88,8 +89,8 @@ def test_a_damaged_configuration_of_the_baseline_leaves_the_rule_by_its_name(cel
     assert row["library"] == results.CONVERTED
 
 
-def test_a_shipped_table_names_no_baseline_and_the_rules_of_operands_decide() -> None:
-    table = pd.read_csv(shipped_tables() / "a8w8_blockscale_tuned_gemm.csv")
+def test_a_shipped_table_names_no_baseline_and_the_rules_of_operands_decide(h200_tables: Path) -> None:
+    table = pd.read_csv(h200_tables / "a8w8_blockscale_tuned_gemm.csv")
     products = product_results(table, BLOCKSCALE)
     assert len(products) == len(table)
     assert set(products.loc[products["library"] == results.DIRECT, "rows"] % 4) == {0}

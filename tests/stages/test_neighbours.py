@@ -4,7 +4,6 @@ from pathlib import Path
 
 from gemmpipe.cli.main import main
 from gemmpipe.core.data import Candidate, Device
-from gemmpipe.core.paths import shipped
 from gemmpipe.family import KernelDefaults, load_family
 from gemmpipe.family.problem import make_problem
 from gemmpipe.pipeline.plan import Plan
@@ -15,7 +14,6 @@ from gemmpipe.stages.screen.search_pool import SearchContext
 from gemmpipe.tables import store
 
 FAMILY = load_family("a8w8_blockscale")
-TABLE = shipped("conf").parent / "outputs" / "tuned" / "a8w8_blockscale_tuned_gemm.csv"
 
 
 def _first(plan: Plan, device: Device, history: History) -> list[Candidate]:
@@ -37,13 +35,13 @@ def _first(plan: Plan, device: Device, history: History) -> list[Candidate]:
     return [request.candidate for request in plan.search.start(search_problem).ask()]
 
 
-def test_the_choices_of_tp_8_are_tried_first_at_tp_4(plans: list[Plan], h200: Device) -> None:
+def test_the_choices_of_tp_8_are_tried_first_at_tp_4(plans: list[Plan], h200: Device, h200_tables: Path) -> None:
     assert main(["kernel=a8w8_blockscale"]) == 0
-    rows = [r for r in store.read(Path(TABLE), FAMILY) if r["gfx"] == h200.gfx]  # others are of other machines
-    [row] = [r for r in rows if (r["M"], r["N"], r["K"]) == (64, 8192, 3584)]
+    table = h200_tables / FAMILY.csv_name
+    [row] = [r for r in store.read(table, FAMILY) if (r["M"], r["N"], r["K"]) == (64, 8192, 3584)]
     chosen = candidate_of(str(row["libtype"]), str(row["config"]))
     history = History()
-    add_table_winners(history, [TABLE], FAMILY, h200)
+    add_table_winners(history, [table], FAMILY, h200)
     informed = _first(plans[0], h200, history)
     own = [c for c in informed if c.backend in {i.label for i in FAMILY.implementations}]
     assert chosen in own[: plans[0].search.transfer_winners], "right after the library paths"  # type: ignore[attr-defined]
