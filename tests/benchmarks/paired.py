@@ -35,7 +35,7 @@ def race(bench: WorkerBench, clock: Clock, problem: Problem, pair: list[Candidat
         launch()
     # As many launches a sample for both: starting a graph takes some microseconds.
     count = clock.launches_per_sample(min(clock.sequence(3 * launches)), setup.sets)
-    replays = [clock.replay([setup.bind(candidate, i) for i in range(count)]) for candidate in pair]
+    replays = [clock.replay_of([setup.bind(c, i) for i in range(count)], separate=True) for c in pair]
     for _ in range(20):  # the device leaves its idle clocks behind
         for replay in replays:
             replay()
