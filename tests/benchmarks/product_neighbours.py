@@ -2,11 +2,11 @@
 
     python tests/benchmarks/product_neighbours.py --table TABLE.csv --limit-s 60 --out neighbours.csv
 
-Our kernels let the next kernel start early (programmatic dependent launch), and tuning times graphs of one product: the
-launch and the start of each are hidden behind the end of the one before. In an engine a quantiser precedes each product
-and lets nothing start early. Graphs over weights that rotate through 200 MB: `alone` has products only, `after` a small
-kernel before each (it writes the scales of x), whose own time, as a graph of it alone, is subtracted. Contenders: the
-rows of the table for these products (else those of the nearest shipped rows) and DeepGEMM's first tiles. Sizes:
+Our kernels let the next kernel start early (programmatic dependent launch): in a graph of one product the launch and
+the start of each are hidden behind the end of the one before. In an engine a quantiser precedes each product and lets
+nothing start early. Graphs over weights that rotate through 200 MB: `alone` has products only, `after` a small kernel
+before each (it writes the scales of x), whose own time, as a graph of it alone, is subtracted. Contenders: the rows
+of the table for these products (else those of the nearest shipped rows) and DeepGEMM's first tiles. Sizes:
 Qwen3-8B's. Prints the times, and by M the geometric mean of DeepGEMM's fastest over ours, alone and after. Last come
 the four products of a layer in turn, each after the small kernel, so that each finds another kernel's instructions in
 the caches: the layer's time, without the small kernels, beside the sums of the times of single products.
