@@ -23,6 +23,7 @@ from gemmpipe.family import Family
 from gemmpipe.report.progress import RunProgress
 from gemmpipe.stages.bench import Bench, _FinalsWork
 from gemmpipe.stages.screen.work import WorkEstimate
+from gemmpipe.stages.verify_calls import VerifyCalls
 
 RECORD = Path(__file__).parents[1] / "data" / "h200_cold_run.jsonl.xz"
 TIMER = Timer(warmup=5, iters=101, rounds=30, budget_ms=250)
@@ -111,3 +112,16 @@ def test_without_builds_the_trials_alone_count(blockscale: Family, h200: Device)
     assert without.share is not None
     assert 0 < without.share < with_builds.share
     assert without.total == with_builds.total
+
+
+def test_the_calls_of_verify_count_while_its_finals_run(h200: Device) -> None:
+    """136 rows of the shipped table in two batches (H200, 2026-11-23): 17 s of 35.7 at 95 % of the first finals."""
+    rest_s = 96 * VerifyCalls(err_ratio=0.05, timer=TIMER).usual_s(h200)
+    progress = RunProgress(0.0)
+    progress.take(Event(kind="step", text="bench", done=3, total=5, rest_s=rest_s, later=40 / 96), 6.6)
+    progress.take(Event(kind="stage", text="bench", total=96, unit="problems"), 6.6)
+    for done, now in ((0, 6.6), (91, 17.0)):
+        progress.take(Event(kind="progress", done=done, total=96, share=done / 96), now)
+    left_s = progress.left_s(17.0)
+    assert left_s is not None
+    assert 17.0 + left_s == pytest.approx(35.7, rel=0.15)
