@@ -64,7 +64,7 @@ class RunProgress:
         """Take an event; kinds without progress change nothing."""
         if event.kind == "step":
             self._begin(event.text, now)
-            if event.done <= self.step:
+            if event.done <= self.step or not self._later:  # stages before the first batch are not repeated
                 self._batch_began = now
             self.step, self.steps, self._rest_s, self._later = event.done, event.total, event.rest_s, event.later
         elif event.kind == "stage":

@@ -20,8 +20,11 @@ from gemmpipe.stages.rows import candidate_of, trial_frame
 if TYPE_CHECKING:
     import pandas as pd
 
-_GPU_CHECK_S, _CPU_CHECK_S, _MIN_SAMPLE_US, _USUAL_ROUNDS = 0.004, 0.1, 500.0, 8
-"""For the estimate of the time left: a finalist's check, the shortest sample, and the rounds that most run."""
+_GPU_CHECK_S, _GPU_LAUNCHES = 0.012, 47
+"""For the estimate of the time left on a GPU: what a finalist takes, and the launches at its time on top (20.3 s in all
+for 72 problems, H200, 2026-11-23): of long launches, more stay in the race, as they differ less."""
+_CPU_CHECK_S, _MIN_SAMPLE_US, _USUAL_ROUNDS = 0.1, 500.0, 8
+"""On a CPU: a finalist's check, the shortest sample, and the rounds that most run."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,8 +55,11 @@ class Bench(Stage):
         check_at_least(0, max_foreign_pct=self.max_foreign_pct)
 
     def usual_s(self, device: Device) -> float:
-        """12.4 s for 72 products with 30 rounds (H200, 2026-11-22); on a CPU checks take longer than rounds."""
-        return 0.6 if device.kind == "cpu" else 0.05 + 0.004 * self.timer.rounds
+        """20.3 s for 72 products with 30 rounds in two memory orders of x's scales (H200, 2026-11-23).
+
+        On a CPU checks take longer than rounds.
+        """
+        return 0.6 if device.kind == "cpu" else 0.08 + 0.0067 * self.timer.rounds
 
     def run(self, tables: "dict[str, pd.DataFrame]", context: Context) -> "dict[str, pd.DataFrame]":
         """Returns the trials of the finals; screening trials of other candidates stay in the table."""
@@ -213,9 +219,10 @@ class _FinalsWork:
 def _finalist_s(us: object, timer: Timer, device: Device) -> float:
     """The time of a finalist in seconds: its check, and the rounds that most stay in the race."""
     time_us = float(us) if isinstance(us, int | float) and us == us else 0.0
+    if device.kind != "cpu":
+        return _GPU_CHECK_S + _GPU_LAUNCHES * time_us / 1e6
     rounds = min(_USUAL_ROUNDS, timer.rounds_for(max(time_us, _MIN_SAMPLE_US), 1))
-    check_s = _CPU_CHECK_S if device.kind == "cpu" else _GPU_CHECK_S
-    return check_s + rounds * max(time_us, _MIN_SAMPLE_US) / 1e6
+    return _CPU_CHECK_S + rounds * max(time_us, _MIN_SAMPLE_US) / 1e6
 
 
 def _finals_builds(jobs: Sequence[FinalsJob], ready: "pd.DataFrame", context: Context) -> FinalsBuilds:

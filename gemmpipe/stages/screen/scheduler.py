@@ -109,7 +109,8 @@ class Scheduler:
         """The work done and expected; `searching` is False for requests after the searches. None: no need to look."""
         if not self._work.is_due():
             return None
-        return self._work.measure(self._states.values(), searching=searching)
+        builds = {"built": len(self._built), "requested": len(self._waiting)}
+        return self._work.measure(self._states.values(), searching=searching, **builds)
 
     @property
     def past_deadline(self) -> bool:

@@ -1,9 +1,12 @@
 """The work of screening: trials done and expected, and their share of the time, for the display of progress.
 
 Searches decide while they run, so the number of trials is an estimate, corrected by the problems that are finished.
-Problems of large products take longer per trial, so that shares of the time are not shares of the trials.
+Problems of large products take longer per trial, so that shares of the time are not shares of the trials. With an empty
+cache compilers decide how long screening takes, and later trials find the builds of earlier ones: the share of the
+trials is far behind that of the time then, and that of the builds is not.
 """
 
+import math
 import time
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
@@ -22,6 +25,9 @@ _GPU_OVERHEAD_US, _CPU_OVERHEAD_US = 800.0, 20000.0
 can be (20 to 200 ms by load on 2 cores of a server CPU, 2026-11): trials run one after the other there."""
 _CPU_WEIGHT_ROWS = 32
 """Rows of a product on a CPU that take as long as reading or converting its weight."""
+_BUILDS_PER_SQRT = 5.5
+"""Builds of a run over the square root of its expected trials: problems share builds (H200, 2026-11-23: 491 for 72
+problems with 8,098)."""
 _MEASURE_S = 0.2
 _MIN_TIMED = 3  # results of a problem before their mean counts
 _MIN_MEASURED = 3  # finished problems before their trials correct the expected number of the others
@@ -68,8 +74,13 @@ class WorkEstimate:
         self._due_at = now + _MEASURE_S
         return True
 
-    def measure(self, states: Collection[ProblemState], *, searching: bool) -> ScreenWork:
-        """The work now; problems without a state are not listed yet. `searching` is False after the searches."""
+    def measure(
+        self, states: Collection[ProblemState], *, searching: bool, built: int = 0, requested: int = 0
+    ) -> ScreenWork:
+        """The work now; problems without a state are not listed yet. `searching` is False after the searches.
+
+        `built` of the `requested` builds are done; on a CPU there is none.
+        """
         if self._is_cpu:
             self._measure_overhead(states)
         planned = {state.problem.id: self._planned(state) for state in states}
@@ -93,6 +104,8 @@ class WorkEstimate:
         remaining += typical * sum(unlisted)
         expected += round(typical * len(unlisted))
         share = done / (done + remaining) if done + remaining else 0.0
+        if searching and requested:
+            share = _with_builds(share, expected, built, requested)
         return ScreenWork(done=trials, expected=expected, share=share)
 
     def _measure_overhead(self, states: Collection[ProblemState]) -> None:
@@ -131,3 +144,14 @@ class WorkEstimate:
             return 1.0
         total = sum(planned[state.problem.id] for state in finished)
         return sum(state.answered for state in finished) / total if total else 1.0
+
+
+def _with_builds(share: float, trials: int, built: int, requested: int) -> float:
+    """The share of the time that is done, from that of the trials' work and that of the builds.
+
+    Each gives a time left; they count in proportion to the share of the trials, and to the rest.
+    """
+    builds = max(requested, min(trials, _BUILDS_PER_SQRT * math.sqrt(trials)))
+    done = min(1.0, built / builds)
+    # left / spent = share * (1 - share) / share + (1 - share) * (1 - done) / done
+    return done / (done + 1 - share) if done else 0.0
