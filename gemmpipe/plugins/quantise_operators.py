@@ -1,0 +1,226 @@
+"""Operators that quantise activations in vLLM's compiled graphs, with the names, schemas and results of vLLM's own.
+
+`gemmpipe::rms_norm_per_block_quant` and `gemmpipe::silu_and_mul_per_block_quant` launch our kernels
+(templates/fused_quantise.py), which let the product that follows load its weights meanwhile. A call that our kernels do
+not cover is passed to vLLM's operator.
+"""
+
+import logging
+from collections.abc import Callable, Mapping
+from functools import cache, lru_cache
+from typing import Any
+
+import torch
+
+from gemmpipe.core.data import Build, Device
+from gemmpipe.core.errors import one_line
+from gemmpipe.launch.build import LoadedKernel, load_build
+from gemmpipe.runtime.binding import device_context, is_capturing
+from gemmpipe.runtime.cache import device_by_index
+from gemmpipe.runtime.operands import OptionalTensor, dtype_name
+from gemmpipe.runtime.torch_ops import register_operators
+from gemmpipe.templates.fused_quantise import (
+    GROUP,
+    MAX_NORM_K,
+    launch_norm,
+    launch_silu,
+    norm_build,
+    norm_shape,
+    silu_build,
+    silu_shape,
+)
+
+_LOG = logging.getLogger("vllm.gemmpipe")
+NORM, SILU = "rms_norm_per_block_quant", "silu_and_mul_per_block_quant"
+SCHEMAS: Mapping[str, str] = {
+    NORM: "(Tensor(a!) result, Tensor input, Tensor weight, Tensor(b!) scale, float epsilon, Tensor? scale_ub, "
+    "Tensor(c!)? residual, int group_size, bool is_scale_transposed) -> ()",
+    SILU: "(Tensor(a!) out, Tensor input, Tensor(b!) scales, int group_size, Tensor? scale_ub=None, "
+    "bool is_scale_transposed=False) -> ()",
+}
+"""The operators' schemas, as in vLLM 0.25 to 0.33."""
+OLDEST_ARCH = 89
+"""The first architecture that converts to fp8."""
+_16BIT = (torch.bfloat16, torch.float16)
+_ALIGNED = 16
+"""Bytes of a load or store, and elements that a stride between rows is a multiple of."""
+_LOADED: dict[tuple[object, ...], LoadedKernel | None] = {}
+_ENGINE: dict[str, Callable[..., None]] = {}
+
+_norm_shape, _silu_shape = lru_cache(maxsize=4096)(norm_shape), lru_cache(maxsize=4096)(silu_shape)
+
+
+def register_quantise_operators(engine: Mapping[str, Callable[..., None]]) -> None:
+    """Register the operators; `engine` has vLLM's own by name. A second call replaces those alone."""
+    register_operators()
+    _library()
+    _ENGINE.update(engine)
+
+
+@cache
+def _library() -> torch.library.Library:
+    """The operators, kept for the process; without tags, as vLLM's: torch passes both the strides that they have."""
+    library = torch.library.Library("gemmpipe", "FRAGMENT")
+    for name, run in ((NORM, run_norm), (SILU, run_silu)):
+        library.define(name + SCHEMAS[name])
+        library.impl(name, run, "CompositeExplicitAutograd")
+        torch.library.register_fake(f"gemmpipe::{name}", _fake, lib=library)
+    return library
+
+
+def _fake(*operands: Any, **named: Any) -> None:
+    """Outputs are operands: nothing to make."""
+
+
+def schema_difference(name: str, operator: Any) -> str:
+    """How the schema of vLLM's operator differs from ours; empty if a call fits both."""
+    ours = torch._C.parse_schema(f"gemmpipe::{name}{SCHEMAS[name]}")
+    for mine, theirs in zip(ours.arguments, operator._schema.arguments, strict=False):
+        if _described(mine) != _described(theirs):
+            return f"{name}: argument {_described(theirs)}, expected {_described(mine)}"
+    counts = len(operator._schema.arguments), len(ours.arguments)
+    return "" if counts[0] == counts[1] else f"{name}: {counts[0]} arguments, expected {counts[1]}"
+
+
+def _described(argument: Any) -> str:
+    written = argument.alias_info is not None and argument.alias_info.is_write
+    return f"{argument.type}{' (written)' if written else ''} {argument.name}"
+
+
+def scale_strides(scale: torch.Tensor, rows: int, groups: int, transposed: bool) -> tuple[int, int] | None:
+    """Elements between the scales of rows and of groups, where vLLM's operators write; None for another tensor.
+
+    Transposed scales [rows, groups] lie group after group, each padded to at least `rows`.
+    """
+    if scale.dtype != torch.float32 or scale.dim() != 2 or scale.shape != (rows, groups):
+        return None
+    row, group = scale.stride()
+    if not transposed:
+        return (groups, 1) if scale.is_contiguous() else None
+    padded = -(-rows // max(1, group)) * max(1, group)
+    if (row != 1 and rows > 1) or (group < rows and groups > 1 and rows > 1):
+        return None
+    return 1, padded
+
+
+def run_norm(
+    result: torch.Tensor,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    scale: torch.Tensor,
+    epsilon: float,
+    scale_ub: OptionalTensor,
+    residual: OptionalTensor,
+    group_size: int,
+    is_scale_transposed: bool,
+) -> None:
+    """result [M, K] in fp8 and its scales of rms_norm(x + residual) * weight; residual becomes the sum."""
+    strides = _covered(result, x, scale, scale_ub, group_size, is_scale_transposed, 1, NORM)
+    if strides is not None and _norm_operands(x, weight, residual):
+        device = device_by_index(x.get_device())
+        rows, k = x.shape
+        shape, dtype, added = _norm_shape(rows, k, device.cu_num), x.dtype, residual is not None
+        loaded = _load(
+            (NORM, device.index, k, dtype, epsilon, added, shape),
+            lambda: norm_build(k, dtype_name(dtype), epsilon, residual=added, shape=shape, device=device),
+            device,
+        )
+        if loaded is not None:
+            with device_context(device):
+                launch_norm(loaded, result, x, weight, scale, residual, strides)
+            return
+    _ENGINE[NORM](result, x, weight, scale, epsilon, scale_ub, residual, group_size, is_scale_transposed)
+
+
+def run_silu(
+    out: torch.Tensor,
+    x: torch.Tensor,
+    scales: torch.Tensor,
+    group_size: int,
+    scale_ub: OptionalTensor = None,
+    is_scale_transposed: bool = False,
+) -> None:
+    """out [M, size] in fp8 and its scales of silu(x[:, :size]) * x[:, size:]."""
+    strides = _covered(out, x, scales, scale_ub, group_size, is_scale_transposed, 2, SILU)
+    if strides is not None and (not is_scale_transposed or strides[1] == len(out)):  # vLLM's does not pad scales
+        device = device_by_index(x.get_device())
+        rows, size = out.shape
+        shape, dtype = _silu_shape(rows, size, device.cu_num), x.dtype
+        loaded = _load(
+            (SILU, device.index, size, dtype, shape),
+            lambda: silu_build(size, dtype_name(dtype), shape=shape, device=device),
+            device,
+        )
+        if loaded is not None:
+            with device_context(device):
+                launch_silu(loaded, out, x, scales, strides, shape)
+            return
+    _ENGINE[SILU](out, x, scales, group_size, scale_ub, is_scale_transposed)
+
+
+def _covered(
+    out: torch.Tensor,
+    x: torch.Tensor,
+    scale: torch.Tensor,
+    scale_ub: OptionalTensor,
+    group_size: int,
+    transposed: bool,
+    parts: int,
+    name: str,
+) -> tuple[int, int] | None:
+    """The strides of the scales if our kernels cover x [M, parts * columns] and out [M, columns]; None if not."""
+    if scale_ub is not None or group_size != GROUP or not runs_on(x):
+        return None
+    if x.dim() != 2 or out.dim() != 2 or x.dtype not in _16BIT or out.dtype != torch.float8_e4m3fn:
+        return None
+    rows, columns = out.shape
+    if x.shape != (rows, parts * columns) or rows == 0 or columns == 0 or columns % GROUP:
+        return None
+    if x.stride(1) != 1 or x.stride(0) % _ALIGNED or not out.is_contiguous():
+        return None
+    if x.data_ptr() % _ALIGNED or out.data_ptr() % _ALIGNED or scale.data_ptr() % _ALIGNED:
+        return None
+    if name == NORM and columns > MAX_NORM_K:
+        return None
+    return scale_strides(scale, rows, columns // GROUP, transposed)
+
+
+def runs_on(x: torch.Tensor) -> bool:
+    """True for tensors of a device with our kernels: NVIDIA's from sm_89 on."""
+    return x.is_cuda and has_kernels(device_by_index(x.get_device()))
+
+
+def has_kernels(device: Device) -> bool:
+    """True for a device that converts to fp8 and that our kernels are compiled for."""
+    return device.kind == "cuda" and int(device.gfx.removeprefix("sm_").rstrip("af")) >= OLDEST_ARCH
+
+
+def _norm_operands(x: torch.Tensor, weight: torch.Tensor, residual: OptionalTensor) -> bool:
+    """True if the weight and the residual have the form that the norm's kernel reads."""
+    fits = weight.dtype == x.dtype and weight.shape == x.shape[1:] and weight.is_contiguous()
+    fits = fits and not weight.data_ptr() % _ALIGNED
+    if residual is None or not fits:
+        return fits
+    same = residual.dtype == x.dtype and residual.shape == x.shape and residual.is_contiguous()
+    return same and not residual.data_ptr() % _ALIGNED
+
+
+def _load(key: tuple[object, ...], make: Callable[[], Build], device: Device) -> LoadedKernel | None:
+    """The kernel of a key; None if it cannot be loaded, or not now: nothing may be compiled inside a graph capture."""
+    if key in _LOADED:
+        return _LOADED[key]
+    if is_capturing(device):
+        return None
+    loaded = None
+    try:
+        with device_context(device):
+            loaded = load_build(make(), device)
+    except Exception as error:  # noqa: BLE001 - vLLM's operator computes the same
+        _LOG.warning("gemmpipe: left to the engine: %s: %s", key[0], one_line(error))
+    _LOADED[key] = loaded
+    return loaded
+
+
+def forget_kernels() -> None:
+    """Load every kernel again at its next call."""
+    _LOADED.clear()
