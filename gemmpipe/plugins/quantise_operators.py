@@ -46,15 +46,22 @@ _ALIGNED = 16
 """Bytes of a load or store, and elements that a stride between rows is a multiple of."""
 _LOADED: dict[tuple[object, ...], LoadedKernel | None] = {}
 _ENGINE: dict[str, Callable[..., None]] = {}
+_ANNOUNCE: list[Callable[[], None]] = []
 
 _norm_shape, _silu_shape = lru_cache(maxsize=4096)(norm_shape), lru_cache(maxsize=4096)(silu_shape)
 
 
-def register_quantise_operators(engine: Mapping[str, Callable[..., None]]) -> None:
-    """Register the operators; `engine` has vLLM's own by name. A second call replaces those alone."""
+def register_quantise_operators(
+    engine: Mapping[str, Callable[..., None]], announce: Callable[[], None] | None = None
+) -> None:
+    """Register the operators; `engine` has vLLM's own by name. A second call replaces what is given alone.
+
+    `announce` is called before a kernel is loaded.
+    """
     register_operators()
     _library()
     _ENGINE.update(engine)
+    _ANNOUNCE[:] = [announce] if announce is not None else []
 
 
 @cache
@@ -70,21 +77,6 @@ def _library() -> torch.library.Library:
 
 def _fake(*operands: Any, **named: Any) -> None:
     """Outputs are operands: nothing to make."""
-
-
-def schema_difference(name: str, operator: Any) -> str:
-    """How the schema of vLLM's operator differs from ours; empty if a call fits both."""
-    ours = torch._C.parse_schema(f"gemmpipe::{name}{SCHEMAS[name]}")
-    for mine, theirs in zip(ours.arguments, operator._schema.arguments, strict=False):
-        if _described(mine) != _described(theirs):
-            return f"{name}: argument {_described(theirs)}, expected {_described(mine)}"
-    counts = len(operator._schema.arguments), len(ours.arguments)
-    return "" if counts[0] == counts[1] else f"{name}: {counts[0]} arguments, expected {counts[1]}"
-
-
-def _described(argument: Any) -> str:
-    written = argument.alias_info is not None and argument.alias_info.is_write
-    return f"{argument.type}{' (written)' if written else ''} {argument.name}"
 
 
 def scale_strides(scale: torch.Tensor, rows: int, groups: int, transposed: bool) -> tuple[int, int] | None:
@@ -211,6 +203,8 @@ def _load(key: tuple[object, ...], make: Callable[[], Build], device: Device) ->
         return _LOADED[key]
     if is_capturing(device):
         return None
+    for announce in _ANNOUNCE:
+        announce()
     loaded = None
     try:
         with device_context(device):

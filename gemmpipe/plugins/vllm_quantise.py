@@ -11,20 +11,10 @@ from typing import Any
 
 import torch
 
-from gemmpipe.core.data import Device
-from gemmpipe.plugins.quantise_operators import (
-    NORM,
-    OLDEST_ARCH,
-    SILU,
-    has_kernels,
-    register_quantise_operators,
-    schema_difference,
-)
-from gemmpipe.plugins.vllm_notice import current_config
+from gemmpipe.plugins.quantise_operators import NORM, SCHEMAS, SILU, register_quantise_operators
+from gemmpipe.plugins.vllm_notice import NOTICE
 
 _PASSES = "vllm.compilation.passes"
-_PASS_FLAGS = {"fuse_norm_quant": "RMS norm", "fuse_act_quant": "SiLU"}
-"""vLLM's switches of the passes (`pass_config`), and what is quantised with them."""
 _FIX = "fix_functionalization"
 
 
@@ -36,28 +26,43 @@ def install() -> None:
     for name, operator in engine.items():
         if difference := schema_difference(name, operator):
             raise RuntimeError(difference)
-        if reason := named_by_fix_pass(name):
+        if reason := _named_by_fix_pass(name):
             raise RuntimeError(reason)
     norm_keys = [key for key, found in norms.FUSED_OPS.items() if key.quant == quantised and _is(found, NORM)]
     if not norm_keys or not _is(activations.FUSED_OPS.get(quantised), SILU):
         raise RuntimeError(f"FUSED_OPS has no {NORM} or {SILU} for {quantised}")
-    register_quantise_operators(engine)
+    register_quantise_operators(engine, NOTICE.announce)
     for key in norm_keys:
         norms.FUSED_OPS[key] = getattr(torch.ops.gemmpipe, NORM).default
     activations.FUSED_OPS[quantised] = getattr(torch.ops.gemmpipe, SILU).default
 
 
+def schema_difference(name: str, operator: Any) -> str:
+    """How the schema of vLLM's operator differs from ours; empty if a call fits both."""
+    ours = torch._C.parse_schema(f"gemmpipe::{name}{SCHEMAS[name]}")
+    for mine, theirs in zip(ours.arguments, operator._schema.arguments, strict=False):
+        if _described(mine) != _described(theirs):
+            return f"{name}: argument {_described(theirs)}, expected {_described(mine)}"
+    counts = len(operator._schema.arguments), len(ours.arguments)
+    return "" if counts[0] == counts[1] else f"{name}: {counts[0]} arguments, expected {counts[1]}"
+
+
+def _described(argument: Any) -> str:
+    written = argument.alias_info is not None and argument.alias_info.is_write
+    return f"{argument.type}{' (written)' if written else ''} {argument.name}"
+
+
 def _is(operator: Any, name: str) -> bool:
     """True for vLLM's operator of this name, and for ours."""
-    return any(operator is getattr(getattr(torch.ops, place), name).default for place in places(name))
+    return any(operator is getattr(getattr(torch.ops, place), name).default for place in _places(name))
 
 
-def places(name: str) -> list[str]:
+def _places(name: str) -> list[str]:
     """The namespaces that have an operator of this name."""
     return [place for place in ("_C", "gemmpipe") if hasattr(getattr(torch.ops, place), name)]
 
 
-def named_by_fix_pass(name: str) -> str:
+def _named_by_fix_pass(name: str) -> str:
     """The reason if vLLM's pass against copies treats its own operator by name, and would not treat ours alike."""
     function = import_module(f"{_PASSES}.utility.{_FIX}").FixFunctionalizationPass.__call__
     named = name in _names(function)
@@ -71,15 +76,3 @@ def _names(function: Any) -> set[str]:
         found |= set(function.__code__.co_names)
         function = getattr(function, "__wrapped__", None)
     return found
-
-
-def takeover(device: Device) -> tuple[str, str]:
-    """(what is quantised by our kernels, or the reason why nothing is), known when the first layer is built."""
-    if not has_kernels(device):
-        return "", f"{device.gfx} is older than sm_{OLDEST_ARCH}" if device.kind == "cuda" else f"no GPU, {device.kind}"
-    compilation = getattr(current_config(), "compilation_config", None)
-    if int(getattr(compilation, "mode", None) or 0) == 0 and compilation is not None:
-        return "", "nothing is compiled"
-    passes = getattr(compilation, "pass_config", None)
-    on = [text for flag, text in _PASS_FLAGS.items() if getattr(passes, flag, None)]
-    return (" and ".join(on), "") if on else ("", f"{' and '.join(_PASS_FLAGS)} are off")
