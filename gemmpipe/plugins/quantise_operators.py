@@ -2,7 +2,8 @@
 
 `gemmpipe::rms_norm_per_block_quant` and `gemmpipe::silu_and_mul_per_block_quant` launch our kernels
 (templates/fused_quantise.py), which let the product that follows load its weights meanwhile. A call that our kernels do
-not cover is passed to vLLM's operator.
+not cover is passed to vLLM's operator. `gemmpipe::rms_norm_per_block_quant_out` writes the sum to another tensor than
+the residual, which a compiled graph would copy where it is an input of the graph.
 """
 
 import logging
@@ -32,13 +33,16 @@ from gemmpipe.templates.fused_quantise import (
 
 _LOG = logging.getLogger("vllm.gemmpipe")
 NORM, SILU = "rms_norm_per_block_quant", "silu_and_mul_per_block_quant"
+NORM_OUT = f"{NORM}_out"
 SCHEMAS: Mapping[str, str] = {
     NORM: "(Tensor(a!) result, Tensor input, Tensor weight, Tensor(b!) scale, float epsilon, Tensor? scale_ub, "
     "Tensor(c!)? residual, int group_size, bool is_scale_transposed) -> ()",
     SILU: "(Tensor(a!) out, Tensor input, Tensor(b!) scales, int group_size, Tensor? scale_ub=None, "
     "bool is_scale_transposed=False) -> ()",
+    NORM_OUT: "(Tensor(a!) result, Tensor input, Tensor weight, Tensor(b!) scale, float epsilon, Tensor? scale_ub, "
+    "Tensor residual, Tensor(c!) total, int group_size, bool is_scale_transposed) -> ()",
 }
-"""The operators' schemas, as in vLLM 0.25 to 0.33."""
+"""The operators' schemas: the first two as in vLLM 0.25 to 0.33, the third with what is written in the same order."""
 OLDEST_ARCH = 89
 """The first architecture that converts to fp8."""
 _16BIT = (torch.bfloat16, torch.float16)
@@ -68,7 +72,7 @@ def register_quantise_operators(
 def _library() -> torch.library.Library:
     """The operators, kept for the process; without tags, as vLLM's: torch passes both the strides that they have."""
     library = torch.library.Library("gemmpipe", "FRAGMENT")
-    for name, run in ((NORM, run_norm), (SILU, run_silu)):
+    for name, run in ((NORM, run_norm), (NORM_OUT, run_norm_out), (SILU, run_silu)):
         library.define(name + SCHEMAS[name])
         library.impl(name, run, "CompositeExplicitAutograd")
         torch.library.register_fake(f"gemmpipe::{name}", _fake, lib=library)
@@ -108,20 +112,57 @@ def run_norm(
 ) -> None:
     """result [M, K] in fp8 and its scales of rms_norm(x + residual) * weight; residual becomes the sum."""
     strides = _covered(result, x, scale, scale_ub, group_size, is_scale_transposed, 1, NORM)
-    if strides is not None and _norm_operands(x, weight, residual):
-        device = device_by_index(x.get_device())
-        rows, k = x.shape
-        shape, dtype, added = _norm_shape(rows, k, device.cu_num), x.dtype, residual is not None
-        loaded = _load(
-            (NORM, device.index, k, dtype, epsilon, added, shape),
-            lambda: norm_build(k, dtype_name(dtype), epsilon, residual=added, shape=shape, device=device),
-            device,
-        )
-        if loaded is not None:
-            with device_context(device):
-                launch_norm(loaded, result, x, weight, scale, residual, strides)
-            return
-    _ENGINE[NORM](result, x, weight, scale, epsilon, scale_ub, residual, group_size, is_scale_transposed)
+    if strides is None or not _launched(result, x, weight, scale, epsilon, residual, residual, strides):
+        _ENGINE[NORM](result, x, weight, scale, epsilon, scale_ub, residual, group_size, is_scale_transposed)
+
+
+def run_norm_out(
+    result: torch.Tensor,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    scale: torch.Tensor,
+    epsilon: float,
+    scale_ub: OptionalTensor,
+    residual: torch.Tensor,
+    total: torch.Tensor,
+    group_size: int,
+    is_scale_transposed: bool,
+) -> None:
+    """The same with the sum in `total`; residual is read alone."""
+    strides = _covered(result, x, scale, scale_ub, group_size, is_scale_transposed, 1, NORM)
+    if strides is None or not _launched(result, x, weight, scale, epsilon, residual, total, strides):
+        total.copy_(residual)
+        _ENGINE[NORM](result, x, weight, scale, epsilon, scale_ub, total, group_size, is_scale_transposed)
+
+
+def _launched(
+    result: torch.Tensor,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    scale: torch.Tensor,
+    epsilon: float,
+    residual: OptionalTensor,
+    total: OptionalTensor,
+    strides: tuple[int, int],
+) -> bool:
+    """Launch our norm; False if it does not cover the weight, the residual or the sum, or cannot be loaded."""
+    if not all(_fits(x, each) for each in (residual, total)):
+        return False
+    if weight.dtype != x.dtype or weight.shape != x.shape[1:] or not weight.is_contiguous():
+        return False
+    device = device_by_index(x.get_device())
+    (rows, k), dtype, added = x.shape, x.dtype, residual is not None
+    shape = _norm_shape(rows, k, device.cu_num)
+    loaded = _load(
+        (NORM, device.index, k, dtype, epsilon, added, shape),
+        lambda: norm_build(k, dtype_name(dtype), epsilon, residual=added, shape=shape, device=device),
+        device,
+    )
+    if loaded is None or weight.data_ptr() % _ALIGNED:
+        return False
+    with device_context(device):
+        launch_norm(loaded, result, x, weight, scale, residual, total, strides)
+    return True
 
 
 def run_silu(
@@ -187,12 +228,10 @@ def has_kernels(device: Device) -> bool:
     return device.kind == "cuda" and int(device.gfx.removeprefix("sm_").rstrip("af")) >= OLDEST_ARCH
 
 
-def _norm_operands(x: torch.Tensor, weight: torch.Tensor, residual: OptionalTensor) -> bool:
-    """True if the weight and the residual have the form that the norm's kernel reads."""
-    fits = weight.dtype == x.dtype and weight.shape == x.shape[1:] and weight.is_contiguous()
-    fits = fits and not weight.data_ptr() % _ALIGNED
-    if residual is None or not fits:
-        return fits
+def _fits(x: torch.Tensor, residual: OptionalTensor) -> bool:
+    """True if the norm's kernel reads and writes a residual, or there is none."""
+    if residual is None:
+        return True
     same = residual.dtype == x.dtype and residual.shape == x.shape and residual.is_contiguous()
     return same and not residual.data_ptr() % _ALIGNED
 

@@ -3,19 +3,29 @@
 The passes build their patterns from tables of fused operators when a model is compiled. For scales of 1 x 128 the
 entries become our operators, which have the schemas of vLLM's: all that a pass or torch derives from an operator, it
 derives from ours alike. vLLM's pass that removes copies of mutated operands knows neither operator by name; torch's
-own does that for both.
+own does that for both, but for a residual that is an input of the graph, which it copies: vLLM compiles a graph per
+layer, and each would have one kernel more. After vLLM's pass a norm with a residual therefore writes the sum to a
+tensor of its own.
 """
 
+import logging
+from functools import wraps
 from importlib import import_module
 from typing import Any
 
 import torch
+from torch._higher_order_ops.auto_functionalize import auto_functionalized
 
-from gemmpipe.plugins.quantise_operators import NORM, SCHEMAS, SILU, register_quantise_operators
+from gemmpipe.core.errors import one_line
+from gemmpipe.plugins.quantise_operators import NORM, NORM_OUT, SCHEMAS, SILU, register_quantise_operators
 from gemmpipe.plugins.vllm_notice import NOTICE
 
+_LOG = logging.getLogger("vllm.gemmpipe")
 _PASSES = "vllm.compilation.passes"
 _FIX = "fix_functionalization"
+_REWRITTEN = "gemmpipe_rewritten"
+_EAGER = "eager_input_vals"
+"""torch's note at a node: its operands before compilation."""
 
 
 def install() -> None:
@@ -34,7 +44,58 @@ def install() -> None:
     register_quantise_operators(engine, NOTICE.announce)
     for key in norm_keys:
         norms.FUSED_OPS[key] = getattr(torch.ops.gemmpipe, NORM).default
+    _rewrite_after(norms.RMSNormQuantFusionPass)
     activations.FUSED_OPS[quantised] = getattr(torch.ops.gemmpipe, SILU).default
+
+
+def _rewrite_after(fusion: Any) -> None:
+    """Let `residuals_apart` follow vLLM's pass; a second call does nothing."""
+    call = fusion.__call__
+    if hasattr(call, _REWRITTEN):
+        return
+
+    @wraps(call)
+    def fuse(self: Any, graph: torch.fx.Graph) -> None:
+        call(self, graph)
+        try:
+            residuals_apart(graph)
+        except Exception as error:  # noqa: BLE001 - the graph is right without it, with a copy more
+            _LOG.warning("gemmpipe: residuals are copied: %s", one_line(error))
+
+    setattr(fuse, _REWRITTEN, True)
+    fusion.__call__ = fuse
+
+
+def residuals_apart(graph: torch.fx.Graph) -> int:
+    """Replace our norms with a residual by those that write the sum to a new tensor; returns how many.
+
+    Results have the same places: what is written has the same order in both schemas.
+    """
+    inplace, apart = (getattr(torch.ops.gemmpipe, name).default for name in (NORM, NORM_OUT))
+    found = [
+        node
+        for node in graph.find_nodes(op="call_function", target=auto_functionalized)
+        if node.args[0] is inplace and node.kwargs["residual"] is not None
+    ]
+    for node in found:
+        residual: Any = node.kwargs["residual"]
+        with graph.inserting_before(node):
+            total = graph.call_function(torch.ops.aten.empty_like.default, (residual,))
+            total.meta["val"] = _like(residual.meta["val"])
+            made = graph.call_function(auto_functionalized, (apart,), {**node.kwargs, "total": total})
+        made.meta.update(node.meta)
+        if _EAGER in node.meta:
+            _, given = node.meta[_EAGER]
+            made.meta[_EAGER] = (apart,), {**given, "total": _like(given["residual"])}
+        node.replace_all_uses_with(made)
+        graph.erase_node(node)
+    return len(found)
+
+
+def _like(value: Any) -> Any:
+    """A fake tensor of the same form, with a storage of its own: torch compares storages to find copies."""
+    with value.fake_mode:
+        return torch.empty_like(value)
 
 
 def schema_difference(name: str, operator: Any) -> str:

@@ -64,7 +64,8 @@ def silu_shape(rows: int, size: int, units: int) -> LaunchShape:
 def norm_build(k: int, dtype: str, epsilon: float, *, residual: bool, shape: LaunchShape, device: Device) -> Build:
     """The build of the norm for rows of k columns in `dtype`, with or without a residual."""
     x_type = f"*{TRITON_TYPES[dtype]}"
-    pointers = {"x_ptr": x_type, "residual_ptr": x_type if residual else "constexpr", "weight_ptr": x_type}
+    added = x_type if residual else "constexpr"
+    pointers = {"x_ptr": x_type, "residual_ptr": added, "total_ptr": added, "weight_ptr": x_type}
     constants: dict[str, Scalar] = {"K": k, "GROUPS": shape.groups, "EPSILON": epsilon}
     return _build(NORM_KERNEL, pointers, constants, shape, device)
 
@@ -93,15 +94,18 @@ def launch_norm(
     weight: "torch.Tensor",
     scale: "torch.Tensor",
     residual: "torch.Tensor | None",
+    total: "torch.Tensor | None",
     scale_strides: tuple[int, int],
 ) -> None:
     """Run a loaded norm on the current stream: x [M, K], with any stride between rows that is divisible by 16.
 
-    `scale_strides`: elements between the scales of two rows, and of two groups.
+    `total` receives x + residual, and may be the residual. `scale_strides`: elements between the scales of two rows,
+    and of two groups.
     """
     arguments: dict[str, object] = {
         "x_ptr": x,
         "residual_ptr": residual,
+        "total_ptr": total,
         "weight_ptr": weight,
         "out_ptr": out,
         "scale_ptr": scale,
@@ -110,7 +114,7 @@ def launch_norm(
         "scale_group_stride": scale_strides[1],
     }
     if residual is None:
-        del arguments["residual_ptr"]  # a constant of the build
+        del arguments["residual_ptr"], arguments["total_ptr"]  # constants of the build
     loaded.launcher((x.shape[0], 1, 1), arguments)()
 
 

@@ -54,14 +54,15 @@ def start_overlapped(OVERLAP: tl.constexpr):
 
 @triton.jit
 def rms_norm_quantise(
-    x_ptr, residual_ptr, weight_ptr, out_ptr, scale_ptr, x_stride, scale_row_stride, scale_group_stride,
+    x_ptr, residual_ptr, total_ptr, weight_ptr, out_ptr, scale_ptr, x_stride, scale_row_stride, scale_group_stride,
     K: tl.constexpr, GROUPS: tl.constexpr, EPSILON: tl.constexpr, TOP: tl.constexpr, LEAST: tl.constexpr,
     OVERLAP: tl.constexpr, INTERPRETED: tl.constexpr,
 ):  # fmt: skip
     """out [M, K] in fp8 and its scales of rms_norm(x + residual) * weight; one program per row.
 
-    The sum is written back to `residual` [M, K] (None: no residual). It is normalised before it is rounded for that;
-    the norm and the product with the weight are rounded to 16 bits. GROUPS: groups of a row, up to a power of two.
+    The sum is written to `total` [M, K], which may be `residual` (both None: no residual). It is normalised before it
+    is rounded for that; the norm and the product with the weight are rounded to 16 bits. GROUPS: groups of a row, up to
+    a power of two.
     """
     row = tl.program_id(0).to(tl.int64)
     groups = tl.arange(0, GROUPS)
@@ -72,9 +73,8 @@ def rms_norm_quantise(
     weight = tl.load(weight_ptr + columns, mask=inside, other=0.0)
     x = tl.load(x_ptr + row * x_stride + columns, mask=inside, other=0.0).to(tl.float32)
     if residual_ptr is not None:
-        residual_ptrs = residual_ptr + row * K + columns
-        x += tl.load(residual_ptrs, mask=inside, other=0.0).to(tl.float32)
-        tl.store(residual_ptrs, round_to(x, TYPE, INTERPRETED), mask=inside)
+        x += tl.load(residual_ptr + row * K + columns, mask=inside, other=0.0).to(tl.float32)
+        tl.store(total_ptr + row * K + columns, round_to(x, TYPE, INTERPRETED), mask=inside)
     squares = tl.sum(tl.sum(x * x, 1), 0)
     inverse = tl.rsqrt(tl.div_rn(squares, float(K)) + EPSILON)
     normed = round_to(x * inverse, TYPE, INTERPRETED).to(tl.float32)

@@ -69,7 +69,8 @@ class Operands:
         loaded = load_build(build_of(self.op, self.out.shape[1], shape, device), device)
         if self.op == "norm":
             assert self.weight is not None
-            return lambda: host.launch_norm(loaded, self.out, self.x, self.weight, self.scale, self.residual, strides)
+            added = self.residual
+            return lambda: host.launch_norm(loaded, self.out, self.x, self.weight, self.scale, added, added, strides)
         return lambda: host.launch_silu(loaded, self.out, self.x, self.scale, strides, shape)
 
 
