@@ -2,8 +2,8 @@
 
 The scope is an environment variable with the kinds of layers that the plug-in may take over.
 
-`GEMMPIPE_VLLM=linear,moe` (the default) names the kinds, `off` none. An unknown word takes nothing over: a misspelt
-name must not enable more than the user asked for.
+`GEMMPIPE_VLLM=linear,moe,quantise` (the default) names the kinds, `off` none. An unknown word takes nothing over: a
+misspelt name must not enable more than the user asked for.
 """
 
 import os
@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import gemmpipe
 from gemmpipe.core.errors import suggest_or_list
 
-LINEAR, MOE, OFF = "linear", "moe", "off"
+LINEAR, MOE, QUANTISE, OFF = "linear", "moe", "quantise", "off"
 KINDS = (LINEAR, MOE)
-"""The kinds of layers: linear layers, and mixtures of experts."""
+"""The kinds of layers of every engine: linear layers, and mixtures of experts."""
 _OFF_WORDS = frozenset({OFF, "0", "false", "no", "none"})
 
 
@@ -58,12 +58,12 @@ def read_scope(variable: str, kinds: Sequence[str] = KINDS) -> Scope:
 
 @dataclass(frozen=True, kw_only=True)
 class Takeover:
-    """One kind of product of an engine: taken over with these rows, or left to the engine for a reason."""
+    """One kind of product of an engine, or its quantisers: taken over, or left to the engine for a reason."""
 
     name: str
-    """The kind in words: `linear bf16`, `linear fp8 by blocks`, `experts`."""
+    """The kind in words: `linear bf16`, `linear fp8 by blocks`, `experts`, `quantisers`."""
     detail: str = ""
-    """What the tables have for it: `90 rows for 5 sizes`."""
+    """What the tables have for it, `90 rows for 5 sizes`; what is quantised, `RMS norm and SiLU`."""
     reason: str = ""
     """Why it is left to the engine; empty if it is taken over."""
 

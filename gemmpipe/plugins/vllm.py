@@ -14,10 +14,10 @@ from importlib import import_module
 from typing import Any
 
 from gemmpipe.core.errors import one_line
-from gemmpipe.plugins.scope import LINEAR, MOE, Scope, inactive_line, read_scope
+from gemmpipe.plugins.scope import KINDS, LINEAR, MOE, QUANTISE, Scope, inactive_line, read_scope
 
 VARIABLE = "GEMMPIPE_VLLM"
-"""The environment variable with the scope: `linear`, `moe`, or `off`."""
+"""The environment variable with the scope: `linear`, `moe`, `quantise`, or `off`."""
 OLDEST, NEWEST = (0, 25), (0, 33)
 """The supported versions of vLLM, major and minor."""
 CACHE_FACTOR = "gemmpipe_plugin"
@@ -50,7 +50,7 @@ def log_line(line: str) -> None:
 
 def set_up() -> str:
     """Install what the scope allows; returns the line with the reason if nothing is installed."""
-    scope = read_scope(VARIABLE)
+    scope = vllm_scope()
     version = str(import_module("vllm").__version__)
     engine = f"vLLM {version}"
     if reason := inactive_reason(scope, version):
@@ -63,11 +63,17 @@ def set_up() -> str:
     installed = [
         NOTICE.attempt(LINEAR, "gemmpipe.plugins.vllm_linear"),
         NOTICE.attempt(MOE, "gemmpipe.plugins.vllm_experts"),
+        NOTICE.attempt(QUANTISE, "gemmpipe.plugins.vllm_quantise"),
     ]
     if not any(installed):
         return inactive_line(engine, "; ".join(dict.fromkeys(NOTICE.reasons.values())), scope.errors)
     add_cache_factor(scope)
     return ""
+
+
+def vllm_scope() -> Scope:
+    """The scope in the environment, of vLLM's kinds."""
+    return read_scope(VARIABLE, (*KINDS, QUANTISE))
 
 
 def inactive_reason(scope: Scope, version: str) -> str:

@@ -11,7 +11,8 @@ import torch
 
 from gemmpipe.core.data import Device
 from gemmpipe.core.errors import one_line
-from gemmpipe.plugins.scope import LINEAR, MOE, Scope, Takeover, start_line
+from gemmpipe.plugins.quantise_operators import OLDEST_ARCH, has_kernels
+from gemmpipe.plugins.scope import LINEAR, MOE, QUANTISE, Scope, Takeover, start_line
 from gemmpipe.plugins.tuned_products import no_rows_reason, rows_text
 from gemmpipe.runtime.cache import device_by_index
 
@@ -24,6 +25,9 @@ PRODUCTS: Mapping[str, tuple[str, str]] = {
     EXPERTS: (MOE, "fmoe"),
 }
 """The products of vLLM's layers: name -> (kind in the scope, family)."""
+QUANTISERS = "quantisers"
+_PASS_FLAGS = {"fuse_norm_quant": "RMS norm", "fuse_act_quant": "SiLU"}
+"""vLLM's switches (`pass_config`) of the passes that fuse quantisers, and with what."""
 
 
 def layer_device() -> Device:
@@ -62,6 +66,20 @@ def forced_moe_backend() -> str:
     return "" if backend == "auto" else f"moe_backend={backend}"
 
 
+def fused_quantisers(device: Device) -> tuple[str, str]:
+    """(what our quantisers are fused with, ""), or ("", the reason why none is in the compiled graphs)."""
+    if not has_kernels(device):
+        return "", f"{device.gfx} is older than sm_{OLDEST_ARCH}" if device.kind == "cuda" else f"no GPU, {device.kind}"
+    compilation = getattr(current_config(), "compilation_config", None)
+    if compilation is None:  # one of them is called
+        return " and ".join(_PASS_FLAGS.values()), ""
+    if not getattr(compilation, "mode", None):
+        return "", "nothing is compiled"
+    passes = getattr(compilation, "pass_config", None)
+    on = [text for flag, text in _PASS_FLAGS.items() if getattr(passes, flag, None)]
+    return (" and ".join(on), "") if on else ("", f"{' and '.join(_PASS_FLAGS)} are off")
+
+
 @dataclass(kw_only=True)
 class Notice:
     """The state of the plug-in in this process; `reasons` has the kinds that are not installed."""
@@ -97,14 +115,14 @@ class Notice:
         return not reason
 
     def announce(self) -> None:
-        """The start line, once per process and node, when the first layer is built."""
+        """The start line, once per process and node: when the first layer is built, or activations are quantised."""
         with self._lock:
             if self._announced:
                 return
             self._announced = True
         self.moe_backend = forced_moe_backend()
         device = layer_device()
-        takeovers = [self._takeover(name, device) for name in PRODUCTS]
+        takeovers = [*(self._takeover(name, device) for name in PRODUCTS), self._quantisers(device)]
         if _is_first_of_node():
             _LOG.info("%s", start_line(self.engine, device.name, takeovers, self.scope.errors))
 
@@ -122,6 +140,10 @@ class Notice:
             reason = self.moe_backend
         text = "" if reason else rows_text(family, device)
         return Takeover(name=name, detail=text, reason=reason or ("" if text else no_rows_reason(device)))
+
+    def _quantisers(self, device: Device) -> Takeover:
+        detail, reason = fused_quantisers(device)
+        return Takeover(name=QUANTISERS, detail=detail, reason=self.reasons.get(QUANTISE) or reason)
 
 
 def _is_first_of_node() -> bool:

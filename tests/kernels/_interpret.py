@@ -12,6 +12,7 @@ from dataclasses import replace
 os.environ["TRITON_INTERPRET"] = "1"
 
 import _builtin_members  # noqa: F401  (acts on import)
+import _fused_quantise
 import _grouped_cpu
 import torch
 
@@ -103,7 +104,7 @@ def quantise(case: dict) -> dict:
     }
 
 
-PROGRAMS = {"kernel": run, "grouped": _grouped_cpu.run, "quantise": quantise}
+PROGRAMS = {"kernel": run, "grouped": _grouped_cpu.run, "quantise": quantise, "fused_quantise": _fused_quantise.run}
 
 for line in sys.stdin:
     program, case = json.loads(line)

@@ -7,9 +7,11 @@ is the device alone.
 
 import json
 import os
+import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -73,12 +75,12 @@ def write_rows(folder: Path, device: Any, family: str, keys: list[Mapping[str, A
     os.environ[tables_variable(family)] = str(path)
 
 
-def settings() -> Any:
-    """vLLM's configuration without a model's files: quantisation in torch's operators, no compilation."""
+def settings(custom_ops: Sequence[str] = ("none",)) -> Any:
+    """vLLM's configuration without a model's files: quantisation in torch's operators by default, no compilation."""
     import torch
     from vllm.config import CompilationConfig, VllmConfig
 
-    config = VllmConfig(compilation_config=CompilationConfig(custom_ops=["none"], mode=0))
+    config = VllmConfig(compilation_config=CompilationConfig(custom_ops=list(custom_ops), mode=0))
     text = SimpleNamespace(model_type="qwen3")
     object.__setattr__(config, "model_config", SimpleNamespace(dtype=torch.bfloat16, hf_text_config=text))
     return config
@@ -363,6 +365,69 @@ def experts(folder: Path, device: Any) -> dict[str, Any]:
     return found
 
 
+def quantisers(folder: Path, device: Any) -> dict[str, Any]:
+    """A norm and a SiLU compiled with vLLM's fusion passes, with our operators and with vLLM's: what inductor calls,
+    and how far results are from those without compilation."""
+    import torch
+    from torch._inductor import config as inductor
+    from torch._inductor.custom_graph_pass import CustomGraphPass
+    from torch._inductor.utils import run_and_get_code
+    from vllm.compilation.passes.fusion import act_quant_fusion, rms_quant_fusion
+    from vllm.compilation.passes.ir.lowering_pass import VllmIRLoweringPass
+    from vllm.compilation.passes.utility.fix_functionalization import FixFunctionalizationPass
+    from vllm.config import set_current_vllm_config
+    from vllm.model_executor.layers.activation import SiluAndMul
+    from vllm.model_executor.layers.quantization.utils.fp8_utils import per_token_group_quant_fp8
+    from vllm.platforms import current_platform
+
+    quantise = partial(per_token_group_quant_fp8, group_size=128, column_major_scales=True, use_ue8m0=False)
+
+    def forward(x: Any, residual: Any, weight: Any, pair: Any) -> Any:
+        normed, total = torch.ops.vllm_ir.fused_add_rms_norm(x, residual, weight, 1e-6)
+        return *quantise(normed, tma_aligned_scales=True), *quantise(SiluAndMul.forward_native(pair)), total
+
+    class Passes(CustomGraphPass):  # type: ignore[misc]
+        def __init__(self) -> None:
+            made = (rms_quant_fusion.RMSNormQuantFusionPass, act_quant_fusion.ActivationQuantFusionPass)
+            self.passes = [each(config) for each in (*made, VllmIRLoweringPass, FixFunctionalizationPass)]
+
+        def __call__(self, graph: Any) -> None:
+            for each in self.passes:
+                each(graph)
+
+        def uuid(self) -> str:
+            return os.urandom(8).hex()
+
+    def compiled_code() -> tuple[str, list[float]]:
+        """(inductor's code, the relative error of each result)."""
+        torch._dynamo.reset()
+        settled = {"post_grad_custom_post_pass": Passes(), "enable_auto_functionalized_v2": False}
+        with inductor.patch({**settled, "force_disable_caches": True}):
+            given = [x, residual.clone(), weight, pair]
+            results, (code,) = run_and_get_code(torch.compile(forward, fullgraph=True), *given)
+        return code, [error(a, b.float()) for a, b in zip(results, expected, strict=True)]
+
+    config = settings(["none", "+quant_fp8"])
+    config.device_config.device = torch.device("cpu")
+    x, residual = (random(6, 256, seed=seed).bfloat16() for seed in (1, 2))
+    weight, pair = random(256, seed=3).abs().bfloat16(), random(6, 512, seed=4).bfloat16()
+    expected = forward(x, residual.clone(), weight, pair)
+    found: dict[str, Any] = {}
+    with mock.patch.object(current_platform, "device_type", "cpu"), set_current_vllm_config(config):
+        code, found["errors"] = compiled_code()
+        found["operators"] = sorted(set(re.findall(r"torch\.ops\.(\w+\.\w+)\.", code)))
+        with ExitStack() as stack:
+            for table in (rms_quant_fusion.FUSED_OPS, act_quant_fusion.FUSED_OPS):
+                own = {
+                    key: getattr(torch.ops._C, each._schema.name.split("::")[1]).default for key, each in table.items()
+                }
+                stack.enter_context(mock.patch.dict(table, own))
+            theirs, found["engine_errors"] = compiled_code()
+    # a kernel besides the operators is a copy of the residual, an input of the graph
+    found["copies"], found["engine_copies"] = (len(re.findall("async_compile.cpp", each)) for each in (code, theirs))
+    return found
+
+
 def cache_key(folder: Path, device: Any) -> dict[str, Any]:
     """The hash of vLLM's compile caches by tables and scope, with vLLM's own functions."""
     import vllm.envs as envs
@@ -455,6 +520,7 @@ CASES: dict[str, Callable[[Path, Any], dict[str, Any]]] = {
         bf16_linear,
         compiled,
         experts,
+        quantisers,
         cache_key,
         start_lines,
     )

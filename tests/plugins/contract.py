@@ -15,6 +15,7 @@ BLOCKS = f"{LINEAR}.scaled_mm.BlockScaledMMLinearKernel"
 ROWS = f"{LINEAR}.scaled_mm.ScaledMMLinearKernel"
 LAYERS = "vllm.model_executor.layers"
 EXPERTS = f"{LAYERS}.fused_moe.experts.triton_moe"
+FUSION = "vllm.compilation.passes.fusion"
 APPLY = (
     "self output hidden_states w1 w2 topk_weights topk_ids activation global_num_experts expert_map a1q_scale a2_scale "
     "workspace13 workspace2 expert_tokens_meta apply_router_weight_on_input"
@@ -142,8 +143,41 @@ EXPECTED = (
     ),
     Expected(module=f"{LAYERS}.fused_moe.config", name="FusedMoEParallelConfig", fields="use_ep"),
     Expected(module=f"{LAYERS}.fused_moe.config", name="FusedMoEParallelConfig.use_all2all_kernels"),
+    Expected(module=f"{FUSION}.rms_quant_fusion", name="FUSED_OPS", contains="_C.rms_norm_per_block_quant.default"),
+    Expected(module=f"{FUSION}.rms_quant_fusion", name="FusedRMSQuantKey", fields="quant fused_add"),
+    Expected(
+        module=f"{FUSION}.rms_quant_fusion",
+        name="RMSNormQuantPattern.__init__",
+        contains="self.FUSED_OP = FUSED_OPS[key]",
+    ),
+    Expected(
+        module=f"{FUSION}.rms_quant_fusion",
+        name="FusedAddRMSNormGroupQuantPattern.register",
+        contains="return (at[1], at[3], at[2])",
+    ),
+    Expected(module=f"{FUSION}.rms_quant_fusion", name="RMSNormQuantFusionPass.__call__", parameters="self graph"),
+    Expected(module=f"{FUSION}.act_quant_fusion", name="FUSED_OPS"),
+    Expected(
+        module=f"{FUSION}.act_quant_fusion",
+        name="ActivationQuantPattern.__init__",
+        contains="self.FUSED_OP = FUSED_OPS[self.quant_key]",
+    ),
+    Expected(module="vllm.compilation.passes.utility.fix_functionalization", name="FixFunctionalizationPass.__call__"),
+    Expected(module=f"{LAYERS}.quantization.utils.quant_utils", name="kFp8Dynamic128Sym"),
+    Expected(module="vllm.config.compilation", name="PassConfig", fields="fuse_norm_quant fuse_act_quant"),
+    Expected(module="vllm.config.compilation", name="CompilationConfig", fields="mode pass_config"),
+    Expected(
+        module="vllm._custom_ops",
+        name="rms_norm_per_block_quant",
+        contains="(output, input, weight, scales, epsilon, scale_ub, residual, group_size[1], is_scale_transposed)",
+    ),
+    Expected(
+        module="vllm._custom_ops",
+        name="silu_and_mul_per_block_quant",
+        contains="(output, input, scales, group_size, scale_ub, is_scale_transposed)",
+    ),
 )
-"""The expectations, in the order of the plug-in's modules: vllm.py, vllm_notice.py, vllm_linear.py, vllm_experts.py."""
+"""The expectations, in the order of the plug-in's modules: vllm.py, then vllm_notice.py to vllm_quantise.py."""
 
 
 def source_file(folder: Path, module: str) -> Path | None:

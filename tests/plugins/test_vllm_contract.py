@@ -132,6 +132,16 @@ def test_compiled_layers_have_one_operator(version: str) -> None:
 
 
 @pytest.mark.parametrize("version", BY_VERSION)
+def test_fusion_passes_put_our_quantisers_into_graphs(version: str) -> None:
+    """With the results of vLLM's own, and without its copy of the residual, an input of the graph."""
+    found = results(version)["quantisers"]
+    assert found["operators"] == ["gemmpipe.rms_norm_per_block_quant_out", "gemmpipe.silu_and_mul_per_block_quant"]
+    assert found["errors"] == found["engine_errors"]
+    assert max(found["errors"]) < 0.05
+    assert (found["copies"], found["engine_copies"]) == (0, 1)
+
+
+@pytest.mark.parametrize("version", BY_VERSION)
 def test_experts(version: str) -> None:
     found = results(version)["experts"]
     for name, limit in (("bf16", 0.01), ("fp8", 0.1)):

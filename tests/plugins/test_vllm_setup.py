@@ -83,11 +83,12 @@ def test_a_vllm_with_other_modules_keeps_its_kernels(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     pretend(monkeypatch, "0.33.9")
-    for name in ("gemmpipe.plugins.vllm_linear", "gemmpipe.plugins.vllm_experts"):
+    for name in ("gemmpipe.plugins.vllm_linear", "gemmpipe.plugins.vllm_experts", "gemmpipe.plugins.vllm_quantise"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     *warnings, (level, line) = lines(caplog)
-    assert [level for level, _ in warnings] == [logging.WARNING] * 2
+    assert [level for level, _ in warnings] == [logging.WARNING] * 3
     assert "left to the engine: linear: " in warnings[0][1]
+    assert "left to the engine: quantise: " in warnings[2][1]
     assert (level, "does nothing (linear: " in line) == (logging.INFO, True)
 
 

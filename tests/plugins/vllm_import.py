@@ -58,6 +58,32 @@ QUESTIONS = (
 """Operators of vLLM's library (capability) -> bool that are called at import."""
 
 
+FUSION = (
+    "rotary_embedding(Tensor positions, Tensor! query, Tensor!? key, int head_size, Tensor cos_sin_cache, "
+    "bool is_neox, int rope_dim_offset=0, bool inverse=False) -> ()",
+    "fused_qk_norm_rope(Tensor! qkv, int num_heads_q, int num_heads_k, int num_heads_v, int head_dim, float eps, "
+    "Tensor q_weight, Tensor k_weight, Tensor cos_sin_cache, bool is_neox, Tensor position_ids, "
+    "int forced_token_heads_per_warp=-1) -> ()",
+    "static_scaled_fp8_quant(Tensor! result, Tensor input, Tensor scale, int[]? group_shape=None) -> ()",
+    "dynamic_scaled_fp8_quant(Tensor! result, Tensor input, Tensor! scale) -> ()",
+    "dynamic_per_token_scaled_fp8_quant(Tensor! result, Tensor input, Tensor! scale, Tensor? scale_ub) -> ()",
+    "rms_norm(Tensor! result, Tensor input, Tensor? weight, float epsilon) -> ()",
+    "fused_add_rms_norm(Tensor! input, Tensor! residual, Tensor? weight, float epsilon) -> ()",
+    "rms_norm_static_fp8_quant(Tensor! result, Tensor input, Tensor weight, Tensor scale, float epsilon) -> ()",
+    "fused_add_rms_norm_static_fp8_quant(Tensor! result, Tensor input, Tensor! residual, Tensor weight, Tensor scale, "
+    "float epsilon) -> ()",
+    "rms_norm_dynamic_per_token_quant(Tensor! result, Tensor input, Tensor weight, Tensor! scale, float epsilon, "
+    "Tensor? scale_ub, Tensor!? residual) -> ()",
+    "silu_and_mul(Tensor! result, Tensor input) -> ()",
+    "silu_and_mul_quant(Tensor! result, Tensor input, Tensor scale) -> ()",
+    "rms_norm_per_block_quant(Tensor! result, Tensor input, Tensor weight, Tensor! scale, float epsilon, "
+    "Tensor? scale_ub, Tensor!? residual, int group_size, bool is_scale_transposed) -> ()",
+    "silu_and_mul_per_block_quant(Tensor! out, Tensor input, Tensor! scales, int group_size, Tensor? scale_ub=None, "
+    "bool is_scale_transposed=False) -> ()",
+)
+"""Operators that vLLM's fusion passes name, with their schemas in 0.25.1."""
+
+
 class _Anything(type):
     def __getattr__(cls, name: str) -> Any:
         if name.startswith("__"):
@@ -132,6 +158,33 @@ def _quantise_groups(x: Any, x_q: Any, x_s: Any, group: int, eps: float, low: fl
     x_q.copy_((groups / scale[..., None]).clamp(low, high).view(x.shape))
 
 
+def _never(*_: Any) -> None:
+    raise AssertionError("an operator that these tests never call")
+
+
+def _norm_and_quantise(
+    out: Any, x: Any, weight: Any, scale: Any, epsilon: float, ub: Any, residual: Any, group: int, transposed: bool
+) -> None:
+    """What vLLM's operator computes; the scales are written where their strides say."""
+    full = x.float() if residual is None else x.float() + residual.float()
+    normed = (full * (full.square().mean(1, keepdim=True) + epsilon).rsqrt()).to(x.dtype) * weight
+    if residual is not None:
+        residual.copy_(full)
+    _quantise_groups(normed, out, scale, group, 1e-10, -448.0, 448.0)
+
+
+def _multiply_and_quantise(out: Any, x: Any, scale: Any, group: int, ub: Any = None, transposed: bool = False) -> None:
+    """What vLLM's operator computes."""
+    gate, up = x.float().chunk(2, 1)
+    _quantise_groups(gate / (1 + (-gate).exp()) * up, out, scale, group, 1e-10, -448.0, 448.0)
+
+
+FUSED = {
+    "rms_norm_per_block_quant": _norm_and_quantise,
+    "silu_and_mul_per_block_quant": _multiply_and_quantise,
+}
+
+
 def import_vllm(sources: Path, packages: Path | None = None) -> Any:
     """vLLM from a folder with the package and its dist-info; `packages` has further packages that it needs.
 
@@ -158,10 +211,17 @@ def import_vllm(sources: Path, packages: Path | None = None) -> Any:
     )
     library.impl("cutlass_scaled_mm", _scaled_mm, "CompositeExplicitAutograd")
     library.define(
-        "per_token_group_fp8_quant(Tensor x, Tensor! x_q, Tensor! x_s, int group, float eps, float low, float high, "
-        "bool ue8m0, bool column_major, bool tma_aligned) -> ()"
+        "per_token_group_fp8_quant(Tensor input, Tensor! output_q, Tensor! output_s, int group_size, float eps, "
+        "float fp8_min, float fp8_max, bool scale_ue8m0, bool dummy_is_scale_transposed, bool dummy_is_tma_aligned) "
+        "-> ()"
     )
     library.impl("per_token_group_fp8_quant", _quantise_groups, "CompositeExplicitAutograd")
+    for schema in FUSION:
+        name = schema.partition("(")[0]
+        library.define(schema)
+        library.impl(name, FUSED.get(name, _never), "CompositeExplicitAutograd")
+    for name in ("per_token_group_fp8_quant", *(schema.partition("(")[0] for schema in FUSION)):
+        torch.library.register_fake(f"_C::{name}", lambda *operands, **named: None, lib=library)
     import_vllm.library = library  # type: ignore[attr-defined]  # kept for the process
     import vllm
     import vllm.distributed.parallel_state as groups

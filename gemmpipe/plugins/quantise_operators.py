@@ -1,0 +1,259 @@
+"""Operators that quantise activations in vLLM's compiled graphs, with the names, schemas and results of vLLM's own.
+
+`gemmpipe::rms_norm_per_block_quant` and `gemmpipe::silu_and_mul_per_block_quant` launch our kernels
+(templates/fused_quantise.py), which let the product that follows load its weights meanwhile. A call that our kernels do
+not cover is passed to vLLM's operator. `gemmpipe::rms_norm_per_block_quant_out` writes the sum to another tensor than
+the residual, which a compiled graph would copy where it is an input of the graph.
+"""
+
+import logging
+from collections.abc import Callable, Mapping
+from functools import cache, lru_cache
+from typing import Any
+
+import torch
+
+from gemmpipe.core.data import Build, Device
+from gemmpipe.core.errors import one_line
+from gemmpipe.launch.build import LoadedKernel, load_build
+from gemmpipe.runtime.binding import device_context, is_capturing
+from gemmpipe.runtime.cache import device_by_index
+from gemmpipe.runtime.operands import OptionalTensor, dtype_name
+from gemmpipe.runtime.torch_ops import register_operators
+from gemmpipe.templates.fused_quantise import (
+    GROUP,
+    MAX_NORM_K,
+    launch_norm,
+    launch_silu,
+    norm_build,
+    norm_shape,
+    silu_build,
+    silu_shape,
+)
+
+_LOG = logging.getLogger("vllm.gemmpipe")
+NORM, SILU = "rms_norm_per_block_quant", "silu_and_mul_per_block_quant"
+NORM_OUT = f"{NORM}_out"
+SCHEMAS: Mapping[str, str] = {
+    NORM: "(Tensor(a!) result, Tensor input, Tensor weight, Tensor(b!) scale, float epsilon, Tensor? scale_ub, "
+    "Tensor(c!)? residual, int group_size, bool is_scale_transposed) -> ()",
+    SILU: "(Tensor(a!) out, Tensor input, Tensor(b!) scales, int group_size, Tensor? scale_ub=None, "
+    "bool is_scale_transposed=False) -> ()",
+    NORM_OUT: "(Tensor(a!) result, Tensor input, Tensor weight, Tensor(b!) scale, float epsilon, Tensor? scale_ub, "
+    "Tensor residual, Tensor(c!) total, int group_size, bool is_scale_transposed) -> ()",
+}
+"""The operators' schemas: the first two as in vLLM 0.25 to 0.33, the third with what is written in the same order."""
+OLDEST_ARCH = 89
+"""The first architecture that converts to fp8."""
+_16BIT = (torch.bfloat16, torch.float16)
+_ALIGNED = 16
+"""Bytes of a load or store, and elements that a stride between rows is a multiple of."""
+_LOADED: dict[tuple[object, ...], LoadedKernel | None] = {}
+_ENGINE: dict[str, Callable[..., None]] = {}
+_ANNOUNCE: list[Callable[[], None]] = []
+
+_norm_shape, _silu_shape = lru_cache(maxsize=4096)(norm_shape), lru_cache(maxsize=4096)(silu_shape)
+
+
+def register_quantise_operators(
+    engine: Mapping[str, Callable[..., None]], announce: Callable[[], None] | None = None
+) -> None:
+    """Register the operators; `engine` has vLLM's own by name. A second call replaces what is given alone.
+
+    `announce` is called before a kernel is loaded.
+    """
+    register_operators()
+    _library()
+    _ENGINE.update(engine)
+    _ANNOUNCE[:] = [announce] if announce is not None else []
+
+
+@cache
+def _library() -> torch.library.Library:
+    """The operators, kept for the process; without tags, as vLLM's: torch passes both the strides that they have."""
+    library = torch.library.Library("gemmpipe", "FRAGMENT")
+    for name, run in ((NORM, run_norm), (NORM_OUT, run_norm_out), (SILU, run_silu)):
+        library.define(name + SCHEMAS[name])
+        library.impl(name, run, "CompositeExplicitAutograd")
+        torch.library.register_fake(f"gemmpipe::{name}", _fake, lib=library)
+    return library
+
+
+def _fake(*operands: Any, **named: Any) -> None:
+    """Outputs are operands: nothing to make."""
+
+
+def scale_strides(scale: torch.Tensor, rows: int, groups: int, transposed: bool) -> tuple[int, int] | None:
+    """Elements between the scales of rows and of groups, where vLLM's operators write; None for another tensor.
+
+    Transposed scales [rows, groups] lie group after group, each padded to at least `rows`.
+    """
+    if scale.dtype != torch.float32 or scale.dim() != 2 or scale.shape != (rows, groups):
+        return None
+    row, group = scale.stride()
+    if not transposed:
+        return (groups, 1) if scale.is_contiguous() else None
+    padded = -(-rows // max(1, group)) * max(1, group)
+    if (row != 1 and rows > 1) or (group < rows and groups > 1 and rows > 1):
+        return None
+    return 1, padded
+
+
+def run_norm(
+    result: torch.Tensor,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    scale: torch.Tensor,
+    epsilon: float,
+    scale_ub: OptionalTensor,
+    residual: OptionalTensor,
+    group_size: int,
+    is_scale_transposed: bool,
+) -> None:
+    """result [M, K] in fp8 and its scales of rms_norm(x + residual) * weight; residual becomes the sum."""
+    strides = _covered(result, x, scale, scale_ub, group_size, is_scale_transposed, 1, NORM)
+    if strides is None or not _launched(result, x, weight, scale, epsilon, residual, residual, strides):
+        _ENGINE[NORM](result, x, weight, scale, epsilon, scale_ub, residual, group_size, is_scale_transposed)
+
+
+def run_norm_out(
+    result: torch.Tensor,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    scale: torch.Tensor,
+    epsilon: float,
+    scale_ub: OptionalTensor,
+    residual: torch.Tensor,
+    total: torch.Tensor,
+    group_size: int,
+    is_scale_transposed: bool,
+) -> None:
+    """The same with the sum in `total`; residual is read alone."""
+    strides = _covered(result, x, scale, scale_ub, group_size, is_scale_transposed, 1, NORM)
+    if strides is None or not _launched(result, x, weight, scale, epsilon, residual, total, strides):
+        total.copy_(residual)
+        _ENGINE[NORM](result, x, weight, scale, epsilon, scale_ub, total, group_size, is_scale_transposed)
+
+
+def _launched(
+    result: torch.Tensor,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    scale: torch.Tensor,
+    epsilon: float,
+    residual: OptionalTensor,
+    total: OptionalTensor,
+    strides: tuple[int, int],
+) -> bool:
+    """Launch our norm; False if it does not cover the weight, the residual or the sum, or cannot be loaded."""
+    if not all(_fits(x, each) for each in (residual, total)):
+        return False
+    if weight.dtype != x.dtype or weight.shape != x.shape[1:] or not weight.is_contiguous():
+        return False
+    device = device_by_index(x.get_device())
+    (rows, k), dtype, added = x.shape, x.dtype, residual is not None
+    shape = _norm_shape(rows, k, device.cu_num)
+    loaded = _load(
+        (NORM, device.index, k, dtype, epsilon, added, shape),
+        lambda: norm_build(k, dtype_name(dtype), epsilon, residual=added, shape=shape, device=device),
+        device,
+    )
+    if loaded is None or weight.data_ptr() % _ALIGNED:
+        return False
+    with device_context(device):
+        launch_norm(loaded, result, x, weight, scale, residual, total, strides)
+    return True
+
+
+def run_silu(
+    out: torch.Tensor,
+    x: torch.Tensor,
+    scales: torch.Tensor,
+    group_size: int,
+    scale_ub: OptionalTensor = None,
+    is_scale_transposed: bool = False,
+) -> None:
+    """out [M, size] in fp8 and its scales of silu(x[:, :size]) * x[:, size:]."""
+    strides = _covered(out, x, scales, scale_ub, group_size, is_scale_transposed, 2, SILU)
+    if strides is not None and (not is_scale_transposed or strides[1] == len(out)):  # vLLM's does not pad scales
+        device = device_by_index(x.get_device())
+        rows, size = out.shape
+        shape, dtype = _silu_shape(rows, size, device.cu_num), x.dtype
+        loaded = _load(
+            (SILU, device.index, size, dtype, shape),
+            lambda: silu_build(size, dtype_name(dtype), shape=shape, device=device),
+            device,
+        )
+        if loaded is not None:
+            with device_context(device):
+                launch_silu(loaded, out, x, scales, strides, shape)
+            return
+    _ENGINE[SILU](out, x, scales, group_size, scale_ub, is_scale_transposed)
+
+
+def _covered(
+    out: torch.Tensor,
+    x: torch.Tensor,
+    scale: torch.Tensor,
+    scale_ub: OptionalTensor,
+    group_size: int,
+    transposed: bool,
+    parts: int,
+    name: str,
+) -> tuple[int, int] | None:
+    """The strides of the scales if our kernels cover x [M, parts * columns] and out [M, columns]; None if not."""
+    if scale_ub is not None or group_size != GROUP or not runs_on(x):
+        return None
+    if x.dim() != 2 or out.dim() != 2 or x.dtype not in _16BIT or out.dtype != torch.float8_e4m3fn:
+        return None
+    rows, columns = out.shape
+    if x.shape != (rows, parts * columns) or rows == 0 or columns == 0 or columns % GROUP:
+        return None
+    if x.stride(1) != 1 or x.stride(0) % _ALIGNED or not out.is_contiguous():
+        return None
+    if x.data_ptr() % _ALIGNED or out.data_ptr() % _ALIGNED or scale.data_ptr() % _ALIGNED:
+        return None
+    if name == NORM and columns > MAX_NORM_K:
+        return None
+    return scale_strides(scale, rows, columns // GROUP, transposed)
+
+
+def runs_on(x: torch.Tensor) -> bool:
+    """True for tensors of a device with our kernels: NVIDIA's from sm_89 on."""
+    return x.is_cuda and has_kernels(device_by_index(x.get_device()))
+
+
+def has_kernels(device: Device) -> bool:
+    """True for a device that converts to fp8 and that our kernels are compiled for."""
+    return device.kind == "cuda" and int(device.gfx.removeprefix("sm_").rstrip("af")) >= OLDEST_ARCH
+
+
+def _fits(x: torch.Tensor, residual: OptionalTensor) -> bool:
+    """True if the norm's kernel reads and writes a residual, or there is none."""
+    if residual is None:
+        return True
+    same = residual.dtype == x.dtype and residual.shape == x.shape and residual.is_contiguous()
+    return same and not residual.data_ptr() % _ALIGNED
+
+
+def _load(key: tuple[object, ...], make: Callable[[], Build], device: Device) -> LoadedKernel | None:
+    """The kernel of a key; None if it cannot be loaded, or not now: nothing may be compiled inside a graph capture."""
+    if key in _LOADED:
+        return _LOADED[key]
+    if is_capturing(device):
+        return None
+    for announce in _ANNOUNCE:
+        announce()
+    loaded = None
+    try:
+        with device_context(device):
+            loaded = load_build(make(), device)
+    except Exception as error:  # noqa: BLE001 - vLLM's operator computes the same
+        _LOG.warning("gemmpipe: left to the engine: %s: %s", key[0], one_line(error))
+    _LOADED[key] = loaded
+    return loaded
+
+
+def forget_kernels() -> None:
+    """Load every kernel again at its next call."""
+    _LOADED.clear()
