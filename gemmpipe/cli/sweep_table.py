@@ -14,8 +14,9 @@ from gemmpipe.cli import tolerating_closed_pipes
 from gemmpipe.core.errors import UserError, printable
 from gemmpipe.core.files import read_object
 from gemmpipe.core.shell import shell_join
-from gemmpipe.core.units import MISSING, duration_text, speedup_text
+from gemmpipe.core.units import MISSING, duration_text
 from gemmpipe.report.lines import Line, folded
+from gemmpipe.report.speedup import marked_speedup_text
 from gemmpipe.report.text_table import Column, aligned, fold_width, terminal_width
 
 _MAX_MANIFEST_BYTES = 50_000_000
@@ -72,7 +73,7 @@ def table_lines(jobs: Sequence[tuple[SweepJob, int]], width: int) -> list[str]:
         Column(title="products", cells=tuple(str(each.get("products", MISSING)) for each in figures), importance=3),
     ]
     for label in labels:
-        cells = tuple(speedup_text(_speedups(each).get(label)) for each in figures)
+        cells = tuple(_speedups(each).get(label, MISSING) for each in figures)
         columns.append(Column(title=label, cells=cells, importance=1))
     words = tuple(" ".join(each for each in job.overrides if each not in common) for job, _ in jobs)
     return aligned([*columns, Column(title="options", cells=words, is_text=True)], width)
@@ -89,12 +90,13 @@ def _mapping(value: object) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
 
 
-def _speedups(figures: Mapping[str, Any]) -> dict[str, float]:
-    """The mean speed-up by regime."""
+def _speedups(figures: Mapping[str, Any]) -> dict[str, str]:
+    """The mean speed-up by regime, as on the job's last screen."""
     found = {}
     for regime in figures.get("regimes", ()):
         if speedup := _mapping(regime.get("speedup")):
-            found[str(regime["label"])] = float(speedup["mean"])
+            shared = bool(regime.get("shared"))
+            found[str(regime["label"])] = marked_speedup_text(float(speedup["mean"]), shared=shared)
     return found
 
 

@@ -4,9 +4,10 @@ from collections.abc import Hashable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from gemmpipe.core.events import counted
-from gemmpipe.core.units import percent_text, speedup_text, time_text
+from gemmpipe.core.units import percent_text, time_text
 from gemmpipe.report.data import RunData
 from gemmpipe.report.results import COMPARABLE, NOISY
+from gemmpipe.report.speedup import shared_text, speedup_cell
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -61,7 +62,7 @@ def _slower(rows: list[dict[Hashable, Any]]) -> Iterator[str]:
     slow = [r for r in rows if r["speedup"] and r["speedup"] < 1 and r["library"] in COMPARABLE]
     if slow:
         worst = min(slow, key=lambda r: r["speedup"])
-        text = f"{product_name(worst)} at {speedup_text(worst['speedup'])}"
+        text = f"{product_name(worst)} at {speedup_cell(worst)}"
         yield f"{counted(len(slow), 'choice')} slower than the best library; the worst is {text}."
 
 
@@ -104,7 +105,7 @@ def _near_library(rows: list[dict[Hashable, Any]]) -> Iterator[str]:
     near = [r for r in rows if r["own"] and r["library"] in COMPARABLE and r["speedup"] and 1 <= r["speedup"] < _NEAR]
     if near:
         closest = min(near, key=lambda r: r["speedup"])
-        text = f"{product_name(closest)} at {speedup_text(closest['speedup'])}"
+        text = f"{product_name(closest)} at {speedup_cell(closest)}"
         yield f"The best library is within 5 % of the choice for {counted(len(near), 'product')}; the nearest: {text}."
 
 
@@ -131,9 +132,8 @@ def _noisy(rows: list[dict[Hashable, Any]]) -> Iterator[str]:
 
 
 def _shared(rows: list[dict[Hashable, Any]]) -> Iterator[str]:
-    shared = [r for r in rows if "shared" in str(r["policy"] or "")]
-    if shared:
-        yield f"{counted(len(shared), 'choice')} timed while another process used the device: provisional."
+    if text := shared_text(r["policy"] for r in rows):
+        yield f"{text}; a run on an idle machine with retune=true times them again."
 
 
 def _throttled(data: RunData) -> Iterator[str]:

@@ -11,12 +11,13 @@ from gemmpipe.charts.lines import Series, line_chart, scatter_chart
 from gemmpipe.charts.markup import html_table, join, tag, text_line
 from gemmpipe.charts.page import Data, Section, figure
 from gemmpipe.core.data import TIMED, Candidate, canonical_json
-from gemmpipe.core.units import percent_text, speedup_text, time_text
+from gemmpipe.core.units import percent_text, time_text
 from gemmpipe.report.attention import product_name, records
 from gemmpipe.report.data import RunData, TimedTrial
 from gemmpipe.report.diff_text import knobs_text
 from gemmpipe.report.product_table import knob_text
 from gemmpipe.report.results import COMPARABLE
+from gemmpipe.report.speedup import speedup_cell
 from gemmpipe.report.trial_frame import ProblemTrials, statuses
 
 Row = Mapping[Hashable, Any]
@@ -99,7 +100,7 @@ def _choice_text(row: Row) -> str:
     if row["p20_us"] and row["p80_us"]:
         parts.append(f"(80 % of the samples under {time_text(row['p80_us'])})")
     if row["library"] in COMPARABLE and row["speedup"]:
-        parts.append(f"{speedup_text(row['speedup'])} over the best library ({time_text(row['library_us'])})")
+        parts.append(f"{speedup_cell(row)} over the best library ({time_text(row['library_us'])})")
     if row["share"]:
         parts.append(f"{percent_text(row['share'])} of the floor ({time_text(row['floor_us'])})")
     return (

@@ -12,11 +12,12 @@ from gemmpipe.charts.lines import Series, line_chart
 from gemmpipe.charts.markup import html_table, join, tag
 from gemmpipe.charts.page import Data, Section, attention, cards, figure
 from gemmpipe.charts.table_charts import Cell, heat_map, scale_key, share_step, speedup_step
-from gemmpipe.core.units import count_text, duration_text, percent_text, speedup_text, time_text
+from gemmpipe.core.units import MISSING, count_text, duration_text, percent_text, speedup_text, time_text
 from gemmpipe.report.attention import attention_lines, product_name, records
 from gemmpipe.report.data import RunData
 from gemmpipe.report.product_table import knob_text
 from gemmpipe.report.results import COMPARABLE, CONVERTED, RegimeResult, run_figures, spread
+from gemmpipe.report.speedup import library_cell, marked_speedup_text, speedup_cell
 
 Rows = Sequence[Mapping[Hashable, Any]]
 _FOR_ONE_ORDER = ": +kernel.key.x_scale=column tunes and compares for them"
@@ -32,7 +33,9 @@ def summary(data: RunData) -> Section:
     of = "" if data.problems == figures.products else f" of {data.problems:,}"
     items.append((f"{figures.products:,}{of}", "products with a choice"))
     items += [
-        (speedup_text(regime.speedup.mean), _regime_label(regime)) for regime in figures.regimes if regime.speedup
+        (marked_speedup_text(regime.speedup.mean, shared=regime.shared > 0), _regime_label(regime))
+        for regime in figures.regimes
+        if regime.speedup
     ]
     if share := spread(shares):
         items.append((percent_text(share.mean), "share of the floor, geometric mean"))
@@ -63,7 +66,8 @@ def data_device(data: RunData) -> str:
 def _regime_label(regime: RegimeResult) -> str:
     found = regime.speedup
     assert found is not None
-    return f"speed-up, {regime.label} ({found.least:.2f} to {found.most:.2f}; {found.count} of {regime.products})"
+    span = f"{speedup_text(found.least)} to {speedup_text(found.most)}"
+    return f"speed-up, {regime.label} ({span}; {found.count} of {regime.products})"
 
 
 def _comparison_notes(data: RunData) -> list[str]:
@@ -125,7 +129,7 @@ def _speedup_map(rows: Rows, targets: Targets) -> Markup:
         tip = f"{product_name(row)}: {_choice_tip(row)}; best library {time_text(row['library_us'])} ({row['library']})"
         cells.setdefault(str(row["shape"]), {})[int(row["rows"])] = Cell(
             value=row["speedup"],
-            text=f"{row['speedup']:.2f}" if row["speedup"] < 9.995 else f"{row['speedup']:.0f}",
+            text=speedup_cell(row).strip("()").removesuffix("x"),
             tip=tip,
             target=targets.get(str(row["problem"]), ""),
             pale=row["library"] not in COMPARABLE,
@@ -292,8 +296,8 @@ def _all_choices(rows: Rows) -> Markup:
             r["libtype"],
             tag("code", knob_text(r["config"])),
             time_text(r["us"]),
-            time_text(r["library_us"]) if r["library"] in COMPARABLE else "-",
-            speedup_text(r["speedup"]) if r["library"] in COMPARABLE else "-",
+            library_cell(r) if r["library"] in COMPARABLE else MISSING,
+            speedup_cell(r) if r["library"] in COMPARABLE else MISSING,
             percent_text(r["share"]),
         )
         for r in rows[:_MAX_CHOICES]

@@ -11,8 +11,10 @@ from gemmpipe.charts.page import Section
 from gemmpipe.core.data import TIMED
 from gemmpipe.core.events import counted
 from gemmpipe.core.units import bytes_text, time_text
+from gemmpipe.report.attention import records
 from gemmpipe.report.data import TABLE, RunData
 from gemmpipe.report.results import CONVERTED, NO_LIBRARY
+from gemmpipe.report.speedup import conversion_reasons
 
 _MAX_LISTED = 20
 _MAX_CONFIG = 60_000
@@ -50,9 +52,10 @@ def missing(data: RunData) -> Iterator[Missing]:
     yield from _rejected(data)
     yield from _unavailable(data)
     products = data.products
-    if converted := int((products["library"] == CONVERTED).sum()):
-        which = f"{counted(converted, 'product')}: the library only converts and multiplies"
-        yield "a speed-up", which, "shapes.nsets= with an M that the library takes (multiples of 4)"
+    converted = records(products[products["library"] == CONVERTED])
+    limits = [round(each.limit_pct) for each in data.gated if each.limit_pct is not None]
+    for which, change in conversion_reasons(converted, data.family, max(limits, default=None)):
+        yield "a speed-up over a library", which, change
     if absent := int((products["library"] == NO_LIBRARY).sum()):
         yield (
             "a comparison with a library",
