@@ -132,8 +132,9 @@ VERIFIED = (
     "called_layout",
     "reason",
 )
-"""Results of verifying a table's rows. `verdict` is `holds` or `stale`, `drift` the new time over the recorded one,
-`ratio` winner over baseline, paired; `called_*` are for the slowest layout of x's scales (`row`, `column`)."""
+"""Results of verifying a table's rows. `verdict` is `holds`, `stale` or `not compared` (correct; the recorded time was
+taken otherwise than here), `drift` the new time over the recorded one, `ratio` winner over baseline, paired;
+`called_*` are for the slowest layout of x's scales (`row`, `column`)."""
 
 CALLED = (
     "problem",

@@ -124,7 +124,7 @@ def _candidate_chart(row: Row, times: Sequence[tuple[Candidate, float]], most_po
     groups: dict[str, list[tuple[float, float, str]]] = {}
     for rank in dict.fromkeys(ranks):
         candidate, us = times[rank]
-        tip = f"{rank + 1}. {candidate.backend} {time_text(us)}: {knobs_text(canonical_json(candidate.knobs))}"
+        tip = f"{rank + 1}. {_what_runs(candidate)}: {time_text(us)}"
         groups.setdefault(candidate.backend, []).append((rank + 1, us, tip))
     lines = [
         Series(name=name, points=[(a, b) for a, b, _ in points], tips=[tip for _, _, tip in points])
@@ -145,13 +145,15 @@ def _finals_chart(row: Row, part: ProblemTrials, colours: Colours) -> Markup | N
     if not fastest:
         return None
     counts: dict[str, int] = {}
+    labels: dict[str, str] = {}
     lines = []
     for trial in fastest:
         backend = trial.candidate.backend
         counts[backend] = counts.get(backend, 0) + 1
-        samples = trial.samples_us[:_MAX_ROUNDS]
+        # The backend's colour, with a pattern per place: the same few patterns differ in the chart of every product.
         name = backend if counts[backend] == 1 else f"{backend} {counts[backend]}"
-        lines.append(Series(name=name, points=list(enumerate(samples, 1))))
+        labels[name] = _what_runs(trial.candidate)
+        lines.append(Series(name=name, points=list(enumerate(trial.samples_us[:_MAX_ROUNDS], 1))))
     rounds = max(len(line.points) for line in lines)
     x = Axis(
         low=1, high=max(2, rounds), label="round", ticks=tuple(t for t in linear_ticks(1, rounds) if t >= 1) or (1,)
@@ -160,8 +162,13 @@ def _finals_chart(row: Row, part: ProblemTrials, colours: Colours) -> Markup | N
         [us for line in lines for _, us in line.points], label="time of one call", text=short_time, log=True, zoom=1.1
     )
     chart = line_chart(lines, x, y, colours, title=f"finals of {row['problem']} by round", dots=False)
-    names = legend([line.name for line in lines], colours)
+    names = legend([line.name for line in lines], colours, labels=labels)
     return figure(f"Finals by round: the fastest {len(lines)} of {len(timed)}", join([chart, names]))
+
+
+def _what_runs(candidate: Candidate) -> str:
+    """A candidate by what it runs: `torch float32_copy`, `gluon 64x128x128 g16 s5`."""
+    return f"{candidate.backend} {knobs_text(canonical_json(candidate.knobs))}".rstrip()
 
 
 def _search_chart(row: Row, part: ProblemTrials, colours: Colours) -> Markup | None:

@@ -148,6 +148,9 @@ def test_capture_alone_writes_the_problems(run: Run) -> None:
     ]
     assert not Path("outputs/tuned").exists()
     assert "cpu:" not in out, "no worker was started"
+    assert "resuming" not in out
+    _, out, _ = run(first="resume=last")
+    assert f"resuming: {_run_folder().resolve()}; the run had finished" in out
 
 
 def test_reuse_decides_again_under_other_rules(run: Run) -> None:

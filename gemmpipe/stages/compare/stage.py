@@ -46,10 +46,11 @@ COMPARED = (
     "tried",
     "of",
     "compiled",
+    "extra_weight_bytes",
     "error",
 )
 """The columns of `compared`; `over_tuned` and `over_own` are ratios paired by round."""
-_FROM_TRIAL = ("libtype", "config", "status", "p20_us", "p80_us", "error")
+_FROM_TRIAL = ("libtype", "config", "status", "p20_us", "p80_us", "extra_weight_bytes", "error")
 _BLOCKWISE = f"{SameSize.label} {BLOCKWISE}"
 
 
