@@ -18,6 +18,7 @@ from gemmpipe.report.speedup import conversion_reasons
 
 _MAX_LISTED = 20
 _MAX_CONFIG = 60_000
+_NO_LIBRARY_TIMED = ("no library was timed", "backend=[..., torch]")
 
 Missing = tuple[str, str, str]
 """(what, why or which, what changes it)."""
@@ -57,11 +58,8 @@ def missing(data: RunData) -> Iterator[Missing]:
     for which, change in conversion_reasons(converted, data.family, max(limits, default=None)):
         yield "a speed-up over a library", which, change
     if absent := int((products["library"] == NO_LIBRARY).sum()):
-        yield (
-            "a comparison with a library",
-            f"{counted(absent, 'product')} without a timed library path",
-            "backend=[..., torch]",
-        )
+        why = ("the recording has no library", "tune on a GPU") if data.recorded else _NO_LIBRARY_TIMED
+        yield "a comparison with a library", f"{counted(absent, 'product')}: {why[0]}", why[1]
     if len(products) and not products["share"].notna().any():
         yield "the floor", "no measured rates of this architecture", "roofline=FILE"
     yield from _untimed(data)

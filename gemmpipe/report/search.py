@@ -224,6 +224,8 @@ def space_section(data: RunData, parts: Mapping[str, ProblemTrials]) -> Section 
     excluded = sum(each.count for each in data.excluded)
     steps = []
     remaining = excluded + len(tried)
+    if data.recorded > remaining:
+        steps.append(("recorded configurations, over all products", data.recorded, ""))
     if data.excluded:
         steps.append(("distinct configurations, over all products", remaining, ""))
         for each in data.excluded[:12]:
@@ -239,7 +241,7 @@ def space_section(data: RunData, parts: Mapping[str, ProblemTrials]) -> Section 
             remaining -= rest
             steps.append(("without those of other reasons", remaining, f"{rest:,} in {len(data.excluded) - 12} kinds"))
     steps += [
-        ("tried", len(tried), ""),
+        ("tried", len(tried), "requested by the search" if data.recorded > remaining else ""),
         ("timed", timed, "the others failed or were stopped" if timed < len(tried) else ""),
         ("in the finals", finals, ""),
         ("chosen", len(data.products), ""),

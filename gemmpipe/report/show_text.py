@@ -145,8 +145,10 @@ def space_lines(data: RunData) -> Iterator[str]:
     excluded = sum(each.count for each in data.excluded)
     if not tried and not excluded:
         return
-    yield f"space: {counted(excluded + len(tried), 'configuration')} over all products"
     left = excluded + len(tried)
+    yield f"space: {counted(max(left, data.recorded), 'configuration')} over all products"
+    if data.recorded > left:
+        yield f"  {data.recorded:,} -> {left:,}  recorded, but not requested by the search"
     for each in data.excluded[:_MAX_REASONS]:
         yield f"  {left:,} -> {left - each.count:,}  {each.backend}: {each.reason or each.status}"
         left -= each.count
