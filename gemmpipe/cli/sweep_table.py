@@ -70,7 +70,7 @@ def table_lines(jobs: Sequence[tuple[SweepJob, int]], width: int) -> list[str]:
         Column(title="job", cells=tuple(str(job.number) for job, _ in jobs)),
         Column(title="exit", cells=tuple(str(code) for _, code in jobs), importance=2),
         Column(title="time", cells=tuple(_duration(manifest) for manifest in manifests)),
-        Column(title="products", cells=tuple(str(each.get("products", MISSING)) for each in figures), importance=3),
+        Column(title="products", cells=tuple(map(_products, manifests)), importance=3),
     ]
     for label in labels:
         cells = tuple(_speedups(each).get(label, MISSING) for each in figures)
@@ -84,6 +84,13 @@ def _manifest(folder: Path) -> Mapping[str, Any]:
     with suppress(UserError, OSError):
         return read_object(folder / "manifest.json", limit=_MAX_MANIFEST_BYTES)
     return {}
+
+
+def _products(manifest: Mapping[str, Any]) -> str:
+    """The number of products with a choice; `2 reused` where all were tuned already."""
+    if reused := _mapping(manifest.get("reused")).get("problems"):
+        return f"{reused} reused"
+    return str(_mapping(manifest.get("figures")).get("products", MISSING))
 
 
 def _mapping(value: object) -> Mapping[str, Any]:

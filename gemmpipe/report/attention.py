@@ -3,7 +3,7 @@
 from collections.abc import Hashable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from gemmpipe.core.events import counted
+from gemmpipe.core.events import counted, verb
 from gemmpipe.core.units import percent_text, time_text
 from gemmpipe.report.data import RunData
 from gemmpipe.report.results import COMPARABLE, NOISY
@@ -86,7 +86,8 @@ def _far_from_floor(rows: list[dict[Hashable, Any]]) -> Iterator[str]:
             if len(part) > 1
             else f"in {len(shapes)} shapes"
         )
-        yield f"{len(low)} of {len(known)} products reach less than {percent_text(_LOW_SHARE)} of the floor, {where}."
+        part_of = f"{len(low)} of {counted(len(known), 'product')}"  # at least two
+        yield f"{part_of} reach less than {percent_text(_LOW_SHARE)} of the floor, {where}."
 
 
 def _gated(data: RunData, rows: list[dict[Hashable, Any]]) -> Iterator[str]:
@@ -113,10 +114,10 @@ def _near_ties(rows: list[dict[Hashable, Any]]) -> Iterator[str]:
     ties = [r for r in rows if r["near_ties"]]
     if ties:
         most = max(ties, key=lambda r: r["near_ties"])
-        text = f"{product_name(most)} with {counted(int(most['near_ties']), 'such candidate')}"
+        text = f"{product_name(most)} with {int(most['near_ties'])}"
         yield (
-            f"{len(ties)} of {len(rows)} products have a candidate that the times cannot tell from the choice; "
-            f"the most: {text}."
+            f"{len(ties)} of {counted(len(rows), 'product')} {verb(len(ties), 'has', 'have')} candidates that the "
+            f"times cannot tell from the choice; the most: {text}."
         )
 
 
@@ -133,7 +134,7 @@ def _noisy(rows: list[dict[Hashable, Any]]) -> Iterator[str]:
 
 def _shared(rows: list[dict[Hashable, Any]]) -> Iterator[str]:
     if text := shared_text(r["policy"] for r in rows):
-        yield f"{text}; a run on an idle machine with retune=true times them again."
+        yield f"{text}; retune=true on an idle machine repeats them."
 
 
 def _throttled(data: RunData) -> Iterator[str]:

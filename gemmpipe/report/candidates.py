@@ -11,6 +11,7 @@ from gemmpipe.charts.lines import Series, line_chart, scatter_chart
 from gemmpipe.charts.markup import html_table, join, tag, text_line
 from gemmpipe.charts.page import Data, Section, figure
 from gemmpipe.core.data import TIMED, Candidate, canonical_json
+from gemmpipe.core.events import counted
 from gemmpipe.core.units import percent_text, time_text
 from gemmpipe.report.attention import product_name, records
 from gemmpipe.report.data import RunData, TimedTrial
@@ -62,7 +63,7 @@ def candidates_section(
         for index, (name, target) in enumerate(shown.items())
     ]
     left_out = len(parts) - len(shown)
-    note = f"{left_out:,} products are left out here: those nearest to the floor or farthest ahead of the library."
+    note = f"{counted(left_out, 'product')} left out here: nearest to the floor or farthest ahead of the library."
     body = join(
         [chooser, *panels, tag("p", note, class_="note") if left_out > 0 else None, _all_data(parts, shown, csv_limit)]
     )

@@ -12,6 +12,7 @@ from gemmpipe.charts.lines import Series, line_chart
 from gemmpipe.charts.markup import html_table, join, tag
 from gemmpipe.charts.page import Data, Section, attention, cards, figure
 from gemmpipe.charts.table_charts import Cell, heat_map, scale_key, share_step, speedup_step
+from gemmpipe.core.events import counted, verb
 from gemmpipe.core.units import MISSING, count_text, duration_text, percent_text, speedup_text, time_text
 from gemmpipe.report.attention import attention_lines, product_name, records
 from gemmpipe.report.data import RunData
@@ -31,7 +32,7 @@ def summary(data: RunData) -> Section:
     shares = [float(s) for s in data.products["share"] if s]
     items = [(data_device(data), "device")]
     of = "" if data.problems == figures.products else f" of {data.problems:,}"
-    items.append((f"{figures.products:,}{of}", "products with a choice"))
+    items.append((f"{figures.products:,}{of}", f"{verb(figures.products, 'product', 'products')} with a choice"))
     items += [
         (marked_speedup_text(regime.speedup.mean, shared=regime.shared > 0), _regime_label(regime))
         for regime in figures.regimes
@@ -39,8 +40,8 @@ def summary(data: RunData) -> Section:
     ]
     if share := spread(shares):
         items.append((percent_text(share.mean), "share of the floor, geometric mean"))
-    items.append((f"{figures.own:,}", "choices that are own kernels"))
-    items.append((f"{figures.near_ties:,}", "products with near-ties"))
+    items.append((f"{figures.own:,}", verb(figures.own, "choice is an own kernel", "choices are own kernels")))
+    items.append((f"{figures.near_ties:,}", f"{verb(figures.near_ties, 'product', 'products')} with near-ties"))
     if figures.noise_pct is not None:
         items.append((percent_text(figures.noise_pct / 100), "timing noise, median"))
     if data.wall_s:
@@ -76,12 +77,12 @@ def _comparison_notes(data: RunData) -> list[str]:
     notes = []
     if padded := int(kinds.get("padded", 0)):
         notes.append(
-            f"{padded} products have no library path at their M: they are compared with the library at the M that "
+            f"{counted(padded, 'product')} without a library path at this M: compared with the library at the M that "
             "callers pad to."
         )
     if converted := int(kinds.get(CONVERTED, 0)):
         notes.append(
-            f"{converted} products are computed by a library only after a conversion of the operands: they are not in "
+            f"{counted(converted, 'product')} that libraries compute only after a conversion of the operands: not in "
             "the speed-ups."
         )
     if _copies_scales(data):

@@ -275,7 +275,7 @@ def _library_kind(record: Mapping[Hashable, Any], spec: "GemmSpec") -> str:
         return DIRECT if method in _DIRECT_METHODS else CONVERTED
     if not _is_missing(name):
         return CONVERTED if name == _CONVERTING and spec.x_dtype != "int8" else DIRECT
-    return DIRECT if _has_direct_path(spec, str(record.get("gfx"))) else CONVERTED
+    return DIRECT if has_direct_path(spec, str(record.get("gfx"))) else CONVERTED
 
 
 def _method(record: Mapping[Hashable, Any]) -> str | None:
@@ -293,7 +293,7 @@ def _method(record: Mapping[Hashable, Any]) -> str | None:
     return method if isinstance(method, str) else None
 
 
-def _has_direct_path(spec: "GemmSpec", gfx: str) -> bool:
+def has_direct_path(spec: "GemmSpec", gfx: str) -> bool:
     """True if a library multiplies scaled operands like these on this architecture as they are stored."""
     from gemmpipe.backends.scaled_mm import scaled_mm_violation
     from gemmpipe.core.data import Device

@@ -73,7 +73,7 @@ def screen_lines(facts: RunFacts, figures: RunFigures, products: "pd.DataFrame",
         lines += [Line(text=""), *_regime_lines(figures.regimes)]
     lines += _library_lines(figures, products)
     if shared := shared_text(products["policy"]):
-        lines.append(styled("  ", (f"{shared}; retune=true times them again", WARN)))
+        lines.append(styled("  ", (f"{shared}; retune=true repeats them", WARN)))
     return [*lines, *_attention_lines(facts, figures, products, family)]
 
 

@@ -12,6 +12,7 @@ from gemmpipe.charts.markup import html_table, join, tag, text_line
 from gemmpipe.charts.page import Data, Section, figure
 from gemmpipe.charts.table_charts import bar, funnel
 from gemmpipe.core.data import median
+from gemmpipe.core.events import counted
 from gemmpipe.core.units import percent_text
 from gemmpipe.report.data import RunData
 from gemmpipe.report.knob_importance import Importances, forest_importances, ranked
@@ -52,8 +53,8 @@ def search_section(data: RunData, parts: Mapping[str, ProblemTrials], colours: C
         charts.append(_over_seconds(curves, colours))
     trials = [len(part.search) for part in parts.values() if part.search]
     lead = (
-        f"{sum(trials):,} trials of {len(trials):,} products, {median(trials):,.0f} per product (median). A time "
-        "is compared with the best that the search of the same product found in the end."
+        f"{counted(sum(trials), 'trial')} of {counted(len(trials), 'product')}, {median(trials):,.0f} per product "
+        "(median). A time is compared with the best that the search of the same product found in the end."
     )
     note = None if data.has_times else tag("p", "Over seconds: not recorded in this journal.", class_="note")
     return Section(id="search", title="Search", body=join([tag("div", join(charts), class_="two"), note]), lead=lead)

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 _MAX_REASONS = 12
 _MAX_NOT_DONE = 20
+_MIN_SHOWN_S = 0.05
+"""Times have one decimal: less is 0.0."""
 
 
 def run_lines(data: RunData, width: int) -> Iterator[str]:
@@ -162,9 +164,9 @@ def space_lines(data: RunData) -> Iterator[str]:
 
 def resource_lines(data: RunData) -> Iterator[str]:
     """The wall time of each resource by activity, the longest first."""
-    for each in data.resources:
+    for each in (resource for resource in data.resources if resource.wall_s >= _MIN_SHOWN_S):
         busy = sorted(each.busy_s.items(), key=lambda item: -item[1])
-        spent = ", ".join(f"{name} {duration_text(seconds)}" for name, seconds in busy if seconds >= 0.05)
+        spent = ", ".join(f"{name} {duration_text(seconds)}" for name, seconds in busy if seconds >= _MIN_SHOWN_S)
         of_all = f"idle {duration_text(each.idle_s)} of {duration_text(each.wall_s)}"
         yield f"{each.name}: {spent or 'nothing to do'}; {of_all}"
 

@@ -6,11 +6,21 @@ device; parentheses, that it is over a conversion of the operands by torch, whic
 
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from gemmpipe.core.events import counted
 from gemmpipe.core.units import MISSING, speedup_text, time_text
-from gemmpipe.report.results import CONVERTED, NO_LIBRARY, ROW_MULTIPLE, SHARED, Spread, is_shared, problem_of
+from gemmpipe.report.results import (
+    CONVERTED,
+    NO_LIBRARY,
+    ROW_MULTIPLE,
+    SHARED,
+    Spread,
+    has_direct_path,
+    is_shared,
+    problem_of,
+)
 
 if TYPE_CHECKING:
     from gemmpipe.family import Family
@@ -62,15 +72,14 @@ def is_equal(spread: Spread) -> bool:
 def shared_text(policies: Iterable[object]) -> str:
     """What the mark of a speed-up means, for the policies of all products; empty if each was timed alone.
 
-    `~ approximate: 2 of 3 products were timed while other processes used the device (shared_cpu)`.
+    `~ approximate: 2 of 3 products timed while other processes used the device (shared_cpu)`.
     """
     known = [str(policy or "") for policy in policies]
     shared = [policy for policy in known if is_shared(policy)]
     if not shared:
         return ""
     words = [word for word in SHARED if any(word in policy.split() for policy in shared)]
-    were = "was" if len(shared) == 1 else "were"
-    how_many = f"{len(shared):,} of {counted(len(known), 'product')} {were}"
+    how_many = f"{len(shared):,} of {counted(len(known), 'product')}"
     return f"{ABOUT} approximate: {how_many} timed while other processes used the device ({', '.join(words)})"
 
 
@@ -87,7 +96,7 @@ def conversion_reasons(rows: Iterable[Row], family: "Family", limit_pct: int | N
         why, change = f"no library of this device multiplies {operands}{scaled} as stored", "gemmpipe doctor"
         if str(row["gfx"]).startswith("cpu"):
             why, change = f"no library of a CPU multiplies {operands}{scaled} as stored", _on_a_gpu(limit_pct)
-        elif spec.m % ROW_MULTIPLE:
+        elif has_direct_path(replace(spec, m=-(-spec.m // ROW_MULTIPLE) * ROW_MULTIPLE), str(row["gfx"])):
             why = f"the library multiplies {operands}{scaled} with M a multiple of {ROW_MULTIPLE} only"
             change = "shapes.nsets= with such an M, to compare with the padded product"
         counts[f"{why}; torch converts them first", change] += 1

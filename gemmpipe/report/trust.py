@@ -13,7 +13,7 @@ from gemmpipe.charts.lines import Interval, Series, interval_chart, line_chart
 from gemmpipe.charts.markup import html_table, join, tag, text_line
 from gemmpipe.charts.page import Data, Section, figure
 from gemmpipe.core.data import Status, canonical_json, median
-from gemmpipe.core.events import counted
+from gemmpipe.core.events import counted, verb
 from gemmpipe.core.units import bytes_text, duration_text, speedup_text, time_text
 from gemmpipe.report.attention import Row, product_name, records
 from gemmpipe.report.data import Resource, RunData, TimedBuild
@@ -37,7 +37,7 @@ def near_ties_section(data: RunData, parts: Mapping[str, ProblemTrials], colours
         return None
     lead = (
         "A near-tie is a candidate within 0.5 % of the fastest that the paired times of the finals cannot tell "
-        f"apart from it. {len(ties)} of {len(rows)} products have one."
+        f"apart from it. {len(ties)} of {counted(len(rows), 'product')} {verb(len(ties), 'has', 'have')} one."
     )
     shown = [_runner_up_figure(ties, parts, colours) or _speedup_figure(ties, colours), _noisy_table(noisy)]
     return Section(id="ties", title="Near-ties and noise", body=join(shown), lead=lead)

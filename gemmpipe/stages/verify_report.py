@@ -11,7 +11,7 @@ from gemmpipe.bench.timer import PairedRatio, paired_ratio
 from gemmpipe.core import schema
 from gemmpipe.core.data import TIMED, Status
 from gemmpipe.core.errors import check_at_least
-from gemmpipe.core.events import counted
+from gemmpipe.core.events import counted, verb
 from gemmpipe.stages import Context, Stage
 from gemmpipe.stages.rows import row_samples_us
 from gemmpipe.tables.merge import SHARED_CPU, SHARED_GPU, is_provisional
@@ -58,12 +58,13 @@ def calls_summary(rows: Sequence[CallRow], max_overhead_pct: float | None) -> st
     ratios = [float(str(row["called_ratio"])) for row in rows if row.get("called_ratio") is not None]
     if not ratios:
         return ""
-    worst = f"{100 * (max(ratios) - 1):+.1f} % at most"
+    worst = f"{100 * (max(ratios) - 1):+.1f} %"
     if max_overhead_pct is None:
-        return f"; calls: {worst}"
+        return f"; calls: at most {worst} over their launch"
     within = sum(ratio <= 1 + max_overhead_pct / 100 for ratio in ratios)
     share = 100 * within / len(ratios)
-    return f"; calls: {within} of {len(ratios)} within {max_overhead_pct:g} % of their launch ({share:.1f} %), {worst}"
+    near = f"{within} of {len(ratios)} within {max_overhead_pct:g} % of their launch"
+    return f"; calls: {near} ({share:.1f} %), {worst} at most"
 
 
 HOLDS, NOT_COMPARED, STALE = "holds", "not compared", "stale"
@@ -117,7 +118,7 @@ class VerifyReport(Stage):
             context.events.emit("line", f"stale: {row['place']}: {row['problem']}: {row['reason']}")
         most = None if context.device.kind == "cpu" else self.max_call_overhead_pct
         context.events.emit("line", _summary(rows, self.max_drift_pct) + calls_summary(rows, most))
-        for line in (*_not_compared_lines(rows), *_shared_lines(finals)):
+        for line in _not_compared_lines(rows):
             context.events.emit("line", line)
         if stale:
             context.events.emit("line", f"verify: to tune these again: {_retune_command(stale, context)}")
@@ -142,12 +143,12 @@ class VerifyReport(Stage):
             return cells | {"verdict": STALE, "reason": reason}
         library = _baseline(own, timed, context)
         ratio = paired_ratio(row_samples_us(own), row_samples_us(library)) if library else None
-        comparable, why = _comparable(row, context)
-        drift = float(str(own["us"])) / float(str(row["us"])) if comparable else None
+        why = why_not_compared(row, own, context.policy, context.device.name)
+        drift = None if why else float(str(own["us"])) / float(str(row["us"]))
         cells |= {"us": own["us"], "drift": drift, "baseline": library["kernelName"] if library else None}
         cells |= {"ratio": ratio.median, "ratio_low": ratio.low, "ratio_high": ratio.high} if ratio else {}
         reason = self._slower(own, row, drift) or self._behind(ratio, library)
-        return cells | {"verdict": STALE if reason else HOLDS if comparable else NOT_COMPARED, "reason": reason or why}
+        return cells | {"verdict": STALE if reason else NOT_COMPARED if why else HOLDS, "reason": reason or why}
 
     def _with_call(
         self, verified: dict[str, object], call: Mapping[str, object] | None, context: Context
@@ -187,15 +188,6 @@ def _not_compared_lines(rows: Sequence[Mapping[str, object]]) -> Iterator[str]:
         yield f"verify: {counted(count, 'row')} {reason}"
 
 
-def _shared_lines(finals: "pd.DataFrame") -> Iterator[str]:
-    """The line about times of this run that were taken while other processes used the device."""
-    now = int(finals.loc[finals["shared"].eq(True), "problem"].nunique())
-    if now:
-        was = "was" if now == 1 else "were"
-        text = f"verify: {counted(now, 'problem')} {was} timed now while other processes used the device"
-        yield f"{text}: what is said about their times is unsure"
-
-
 def _retune_command(stale: Sequence[Mapping[str, object]], context: Context) -> str:
     """The command that tunes stale rows again, into their table if they are from a single one."""
     args = [*context.reproduce_args, "shapes=csv", f"shapes.path={context.run_dir / 'stale.csv'}"]
@@ -227,24 +219,26 @@ def _baseline(
     return min(others, key=lambda t: (t["status"] != str(Status.OK), float(str(t["us"]))), default=None)
 
 
-def _comparable(row: Mapping[str, object], context: Context) -> tuple[bool, str]:
-    """True if the recorded time and this one are comparable, else False and the reason."""
+def why_not_compared(row: Mapping[str, object], own: Mapping[str, object], run_policy: str, run_device: str) -> str:
+    """Why the recorded time of a row and its time of now (`own`) cannot be compared; empty if they can."""
     policy, device = str(row.get("policy") or "unknown"), row.get("device")
+    apart = "not compared with the recorded time"
     if shared := {SHARED_CPU, SHARED_GPU}.intersection(policy.split()):
         how = f"while other processes used the device ({', '.join(sorted(shared))})"
-        return False, f"not compared with the recorded time, taken {how}: retune=true on an idle machine replaces it"
-    if policy != context.policy or is_provisional(policy):
-        return False, f"not compared with the recorded time: its policy is '{policy}', this run's '{context.policy}'"
-    if device not in (None, context.device.name):
-        return False, f"not compared with the recorded time: its device is {device}, this one {context.device.name}"
-    return True, ""
+        return f"{apart}, taken {how}: retune=true on an idle machine replaces it"
+    if own.get("shared") is True:
+        return f"{apart}: other processes use the device now; an idle one can be compared"
+    if policy != run_policy or is_provisional(policy):
+        return f"{apart}: its policy is '{policy}', this run's '{run_policy}'"
+    if device not in (None, run_device):
+        return f"{apart}: its device is {device}, this one {run_device}"
+    return ""
 
 
 def _summary(rows: Sequence[Mapping[str, object]], max_drift_pct: float) -> str:
     counts = Counter(row["verdict"] for row in rows)
     drifts = [float(str(row["drift"])) for row in rows if row.get("drift") is not None]
-    hold = "holds" if counts[HOLDS] == 1 else "hold"
-    text = f"verify: {counts[HOLDS]:,} of {counted(len(rows), 'row')} {hold}"
+    text = f"verify: {counts[HOLDS]:,} of {counted(len(rows), 'row')} {verb(counts[HOLDS], 'holds', 'hold')}"
     if counts[NOT_COMPARED]:
         text += f"; {counts[NOT_COMPARED]:,} correct, but not compared with the recorded time"
     if drifts:

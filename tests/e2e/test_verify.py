@@ -223,12 +223,12 @@ def test_kernels_are_compiled_once_without_a_gpu_and_found_ever_after(folder: Pa
     assert "warning: target: bf16_tuned_gemm.csv has no row for gfx950; nothing is compiled for it" in out
     assert code == 1, "a row names a kernel that has changed"
     assert "kernel: its source or library is" in out
-    assert "prebuild: sm_90: 1 kernels: 1 compiled in" in out
+    assert "prebuild: sm_90: 1 kernel: 1 compiled in" in out
     assert "2 rows rejected" in out, "the changed one, and the library's without its knob"
     assert list((folder / "cache").glob("*/*.cubin"))
     code, out = prebuild()
-    assert "prebuild: sm_90: 1 kernels: 0 compiled in 0.0 s of the compilers' time, 1 found compiled" in out
-    assert "prebuild: gfx942: 1 kernels: 1 compiled in" in out
+    assert "prebuild: sm_90: 1 kernel: 0 compiled in 0.0 s of the compilers' time, 1 found compiled" in out
+    assert "prebuild: gfx942: 1 kernel: 1 compiled in" in out
     assert f"cache: {folder / 'cache'}" in out
     (folder / "file").touch()
     code, out = prebuild(cache="file")

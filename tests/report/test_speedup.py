@@ -75,8 +75,8 @@ def test_speed_ups_from_a_shared_cpu_are_marked_on_every_screen(tmp_path: Path) 
     (large,) = [line for line in screen if line.startswith("  M 65 to 256 ")]
     assert " ~2.24x  (2.00x to 2.50x) " in small
     assert " 3.00x " in large
-    said = "~ approximate: 1 of 3 products was timed while other processes used the device (shared_cpu)"
-    assert f"  {said}; retune=true times them again" in screen
+    said = "~ approximate: 1 of 3 products timed while other processes used the device (shared_cpu)"
+    assert f"  {said}; retune=true repeats them" in screen
     shown = _shown(rows, tmp_path)
     assert "~2.00x" in shown
     assert "~2.24x" in shown
@@ -120,6 +120,14 @@ def test_what_torch_converts_has_a_reason_and_a_next_step(
     assert why in reason
     assert "with scales" in reason
     assert change in step
+
+
+def test_an_m_is_not_the_reason_where_no_library_takes_the_operands_at_any_m() -> None:
+    linear = load_family("linear_fp8_blockscale")
+    frame = product_frame([_row(m, 90.0, 90.0, **CONVERTED) for m in (1, 8)], linear)
+    ((reason, step),) = conversion_reasons(frame.to_dict("records"), linear, None)
+    assert reason.startswith("2 products: no library of this device multiplies bfloat16 by float8_e4m3fn")
+    assert step == "gemmpipe doctor"
 
 
 def test_show_names_the_type_and_the_cpu_where_nothing_is_compared(tmp_path: Path) -> None:

@@ -225,7 +225,7 @@ def test_many_candidates_of_a_backend_are_one_entry() -> None:
 
 def test_a_backends_label_is_enough_for_its_only_path() -> None:
     compared = _compared([("tuned", 8, 1.0, 1.0), ("own kernels", 8, 1.0, 1.0), ("lib fast", 8, 2.0, 2.0)])
-    assert "own kernels behind lib fast on 0 of 1 problems" in lines(compared, summarize(compared, [64]), "lib")
+    assert "own kernels behind lib fast on 0 of 1 problem" in lines(compared, summarize(compared, [64]), "lib")
     both = _compared([("tuned", 8, 1.0, 1.0), ("lib fast", 8, 2.0, 2.0), ("lib slow", 8, 3.0, 3.0)])
     text = lines(both, summarize(both, [64]), "lib")
     assert "stages.compare.baseline: 'lib' has several paths; expected one of lib fast, lib slow" in text

@@ -173,7 +173,7 @@ def _slower_problems(compared: "pd.DataFrame", rival: str) -> list[str]:
     if not len(timed):
         return []
     lost = timed[timed["over_own"] < 1].sort_values("over_own")
-    text = [f"own kernels behind {rival} on {len(lost)} of {len(timed)} problems"]
+    text = [f"own kernels behind {rival} on {len(lost)} of {counted(len(timed), 'problem')}"]
     for row in lost.head(_MOST_LINES).to_dict("records"):
         text.append(
             f"  M={row['M']} N={row['N']} K={row['K']}: {row['over_own']:.3f} ({row['name']} {row['us']:.2f} us)"
