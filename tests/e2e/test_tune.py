@@ -67,7 +67,8 @@ def test_a_run_from_end_to_end(run: Run) -> None:
     # A launch that a busy machine delays can be too slow for the finals, where results are checked.
     assert {"incorrect"} <= set(status[status["kind"] == "untouched"]["status"]) <= {"incorrect", "pruned"}
     assert set(status[status["kind"] == "right"]["status"]) <= {"ok", "pruned"}
-    assert profile["us"].notna().equals(profile["status"].isin(["ok", "pruned"]))
+    not_run = profile["error"].fillna("").str.startswith("not run: ")  # its time with fewer rows was too long
+    assert profile["us"].notna().equals(profile["status"].isin(["ok", "pruned"]) & ~not_run)
 
     code, out, error = run()
     assert (code, error) == (0, "")
