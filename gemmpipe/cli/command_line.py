@@ -96,6 +96,8 @@ def is_recipe(argument: str) -> bool:
 
 def _second_word(first: str, argument: str, overrides: Sequence[str], rest: Sequence[str]) -> UserError:
     """The error of an argument without a key after the pipeline's name."""
+    if first == "help":
+        return UserError(f"help {argument}: no such command; expected gemmpipe --help {argument}")
     if _is_key(first):
         return UserError(f"{first} {argument}: a key and its value are one argument: {first}={argument}")
     if first not in WITH_PATHS and not is_recipe(first) and (close := suggest(first, WITH_PATHS)):

@@ -14,7 +14,7 @@ from gemmpipe.cli.commands import options
 from gemmpipe.cli.run_list import is_true
 from gemmpipe.core.errors import UserError
 from gemmpipe.core.shell import shell_quote
-from gemmpipe.core.units import duration_text, speedup_text, time_text
+from gemmpipe.core.units import duration_text, percent_text, speedup_text, time_text
 from gemmpipe.report.lines import Line, fitted
 from gemmpipe.report.text_table import Column, aligned, fold_width, terminal_width
 
@@ -67,7 +67,7 @@ def lines(demo: "Demo", width: int) -> Iterator[str]:
     yield f"demo: times recorded on an {demo.device} on {demo.recorded_on}; nothing is measured on this machine"
     yield f"{demo.family}: {len(products)} products, {recorded:,} configurations"
     seconds = [duration_text(each) for each in (demo.simulated_s, demo.wall_s)]
-    share = f"{timed:,} configurations timed ({timed / recorded:.1%})"
+    share = f"{timed:,} configurations timed ({percent_text(timed / recorded)})"
     yield f"search {demo.search}: {share} in {seconds[0]} of recorded time, compilation included"
     yield f"replayed here in {seconds[1]}"
     yield f"within 1 % of the best configuration that was recorded: {near} of {len(products)} products"
@@ -85,9 +85,11 @@ def _columns(products: "Sequence[ReplayedProduct]") -> list[Column]:
     return [
         *(Column(title=name, cells=tuple(str(each.problem[name]) for each in products)) for name in sizes),
         Column(title="chosen", cells=tuple(time_text(each.chosen_us) for each in products)),
-        Column(title="best", cells=tuple(time_text(each.best_us) for each in products)),
         Column(title="median", cells=tuple(time_text(each.median_us) for each in products)),
         Column(title="over median", cells=tuple(speedup_text(each.median_us / each.chosen_us) for each in products)),
+        Column(
+            title="behind the best", cells=tuple(percent_text(each.recorded_us / each.best_us - 1) for each in products)
+        ),
         Column(title="timed", cells=tuple(f"{each.timed:,} of {each.recorded:,}" for each in products)),
     ]
 

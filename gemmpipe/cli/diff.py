@@ -85,7 +85,8 @@ def _gate(found: Difference, limit_pct: float, *, quiet: bool) -> int:
     if not quiet:
         with naming_write_errors(STDOUT):
             verdict = f"FAILED: {len(failed)} of" if failed else "passed: none of"
-            print(f"gate: {verdict} {len(found.pairs)} products slower by more than {limit_pct:g} % for certain")
+            compared = counted(len(found.pairs), "product")
+            print(f"gate: {verdict} {compared} slower by more than {limit_pct:g} % for certain")
     return int(bool(failed))
 
 

@@ -12,12 +12,13 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from gemmpipe.cli.aiter_flags import check_aiter_overrides
 from gemmpipe.cli.command_line import CommandLine, is_recipe
+from gemmpipe.cli.commands import COMMANDS
 from gemmpipe.cli.folders import ConfigFolders
 from gemmpipe.cli.old_keys import current_overrides
 from gemmpipe.cli.overrides import MAX_NESTING, check_group_overrides, hydra_overrides, is_too_deep, override_key, quote
 from gemmpipe.cli.recipes import read_recipe
 from gemmpipe.cli.runs import PreviousRun, find_run
-from gemmpipe.core.errors import UserError, suggest_or_list
+from gemmpipe.core.errors import UserError, suggest, suggest_or_list
 from gemmpipe.core.files import named_files, read_cells
 from gemmpipe.core.paths import shipped
 from gemmpipe.family import Family, load_family, shipped_families
@@ -126,7 +127,10 @@ def _unknown_pipeline_hint(name: str, folders: ConfigFolders) -> str:
         return f"; a file of shapes is 'shapes=csv shapes.path={name}', a tuned one 'verify table={name}'"
     if name.split(".")[0].split("@")[0] in {*folders.options, *ROOT}:
         return f"; expected {name}=VALUE"
-    return suggest_or_list(name, folders.pipelines)
+    if name == "help":
+        return "; expected gemmpipe --help"
+    close = suggest(name, [*folders.pipelines, *COMMANDS])
+    return close or suggest_or_list(name, folders.pipelines)
 
 
 def _with_previous_run(

@@ -102,14 +102,19 @@ def _columns(names: Sequence[str], runs: Sequence[RunFolder | None]) -> list[Col
         texts("folder", names, 0),
         texts("when (UTC)", (run.started[:16].replace("T", " ") if run else "" for run in runs), 1),
         texts("pipeline", (run.pipeline if run else "" for run in runs), 2),
-        texts("kernel", (run.kernel if run else "" for run in runs), 6),
-        texts("shapes", (run.shapes if run else "" for run in runs), 5),
+        texts("kernel", (run.kernel if run else "" for run in runs), 5),
+        texts("shapes", (run.shapes if run else "" for run in runs), 3),
         texts("device", (run.device if run else "" for run in runs), 4),
         numbers("problems", (_problems(run) if run else "" for run in runs), 7),
         texts("state", (run.state if run else "" for run in runs), 0),
-        numbers("wall", (duration_text(run.wall_s) if run else "" for run in runs), 8),
-        texts("command", (printable(run.command) if run else "" for run in runs), 3),
+        numbers("wall", (duration_text(run.wall_s) if run else "" for run in runs), 6),
+        texts("arguments", (_arguments(run) if run else "" for run in runs), 8),
     ]
+
+
+def _arguments(run: RunFolder) -> str:
+    """What was typed after `gemmpipe PIPELINE`, which the folder names: it says most about a run in few characters."""
+    return printable(run.command).removeprefix("gemmpipe ").removeprefix(run.pipeline).strip()
 
 
 def _problems(run: RunFolder) -> str:

@@ -14,8 +14,9 @@ from gemmpipe.cli import tolerating_closed_pipes
 from gemmpipe.core.errors import UserError, printable
 from gemmpipe.core.files import read_object
 from gemmpipe.core.shell import shell_join
-from gemmpipe.core.units import MISSING, duration_text, speedup_text
+from gemmpipe.core.units import MISSING, duration_text
 from gemmpipe.report.lines import Line, folded
+from gemmpipe.report.speedup import marked_speedup_text
 from gemmpipe.report.text_table import Column, aligned, fold_width, terminal_width
 
 _MAX_MANIFEST_BYTES = 50_000_000
@@ -69,10 +70,10 @@ def table_lines(jobs: Sequence[tuple[SweepJob, int]], width: int) -> list[str]:
         Column(title="job", cells=tuple(str(job.number) for job, _ in jobs)),
         Column(title="exit", cells=tuple(str(code) for _, code in jobs), importance=2),
         Column(title="time", cells=tuple(_duration(manifest) for manifest in manifests)),
-        Column(title="products", cells=tuple(str(each.get("products", MISSING)) for each in figures), importance=3),
+        Column(title="products", cells=tuple(map(_products, manifests)), importance=3),
     ]
     for label in labels:
-        cells = tuple(speedup_text(_speedups(each).get(label)) for each in figures)
+        cells = tuple(_speedups(each).get(label, MISSING) for each in figures)
         columns.append(Column(title=label, cells=cells, importance=1))
     words = tuple(" ".join(each for each in job.overrides if each not in common) for job, _ in jobs)
     return aligned([*columns, Column(title="options", cells=words, is_text=True)], width)
@@ -85,16 +86,24 @@ def _manifest(folder: Path) -> Mapping[str, Any]:
     return {}
 
 
+def _products(manifest: Mapping[str, Any]) -> str:
+    """The number of products with a choice; `2 reused` where all were tuned already."""
+    if reused := _mapping(manifest.get("reused")).get("problems"):
+        return f"{reused} reused"
+    return str(_mapping(manifest.get("figures")).get("products", MISSING))
+
+
 def _mapping(value: object) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
 
 
-def _speedups(figures: Mapping[str, Any]) -> dict[str, float]:
-    """The mean speed-up by regime."""
+def _speedups(figures: Mapping[str, Any]) -> dict[str, str]:
+    """The mean speed-up by regime, as on the job's last screen."""
     found = {}
     for regime in figures.get("regimes", ()):
         if speedup := _mapping(regime.get("speedup")):
-            found[str(regime["label"])] = float(speedup["mean"])
+            shared = bool(regime.get("shared"))
+            found[str(regime["label"])] = marked_speedup_text(float(speedup["mean"]), shared=shared)
     return found
 
 

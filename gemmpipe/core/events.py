@@ -79,6 +79,11 @@ def counted(number: int, noun: str, nouns: str = "") -> str:
     return f"{number:,} {noun if number == 1 else nouns or noun + 's'}"
 
 
+def verb(number: int, one: str, more: str) -> str:
+    """The form of a verb for a number of subjects: `verb(1, "was", "were")` is `was`."""
+    return one if number == 1 else more
+
+
 IDLE = "idle"
 """The purpose of waiting for other processes."""
 

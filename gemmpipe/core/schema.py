@@ -40,6 +40,7 @@ RESULT = (
     "baseline_us",
     "p20_us",
     "p80_us",
+    "ratio",
     "ratio_low",
     "ratio_high",
     "near_ties",
@@ -49,7 +50,8 @@ RESULT = (
 )
 """The result columns of a native tuned table, after `gfx, cu_num` and the family's key.
 
-`device` is the product name, since an H100 and an H200 have equal `gfx` and `cu_num`."""
+`ratio` is the row's time over the baseline's, paired by round (older tables have its interval alone); `device` is the
+product name, since an H100 and an H200 have equal `gfx` and `cu_num`."""
 
 SELECTIONS = (
     "problem",
@@ -63,7 +65,6 @@ SELECTIONS = (
     "candidate",
     "baseline",
     "baseline_config",
-    "ratio",
     "incumbent_us",
     "runner_up",
     "runner_up_us",
@@ -74,8 +75,8 @@ SELECTIONS = (
     "reason",
 )
 """Plus the family's key columns. `format` and `bucket` are empty for the selection of one problem; for that of a
-bucket, M is missing and `us` is the call-weighted sum over the bucket's Ms. `ratio` is selected over baseline, paired;
-`noise_pct` is the difference between selected and runner-up that the run cannot resolve."""
+bucket, M is missing and `us` is the call-weighted sum over the bucket's Ms. `noise_pct` is the difference between
+selected and runner-up that the run cannot resolve."""
 
 MEMORY_OPTIONS = (
     "problem",
@@ -131,8 +132,9 @@ VERIFIED = (
     "called_layout",
     "reason",
 )
-"""Results of verifying a table's rows. `verdict` is `holds` or `stale`, `drift` the new time over the recorded one,
-`ratio` winner over baseline, paired; `called_*` are for the slowest layout of x's scales (`row`, `column`)."""
+"""Results of verifying a table's rows. `verdict` is `holds`, `stale` or `not compared` (correct; the recorded time was
+taken otherwise than here), `drift` the new time over the recorded one, `ratio` winner over baseline, paired;
+`called_*` are for the slowest layout of x's scales (`row`, `column`)."""
 
 CALLED = (
     "problem",

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gemmpipe.core.data import Scalar, is_plausible_time_us
+from gemmpipe.core.events import counted
 from gemmpipe.core.schema import RECORDED, RESULT
 from gemmpipe.family import Family, KernelDefaults
 from gemmpipe.family.aiter_table import render
@@ -53,9 +54,9 @@ class AiterCsv(Format):
         reasons = [_unfit_reason(row, family) for row in rows]
         kept = own[[not reason for reason in reasons]]
         for reason, count in Counter(filter(None, reasons)).most_common():
-            target.warn(f"aiter: {count:,} of {len(own):,} selections left out: {reason}")
+            target.warn(f"aiter: {count:,} of {counted(len(own), 'selection')} left out: {reason}")
         if untimed := len(kept) - sum(map(is_plausible_time_us, kept["us"])):
-            target.warn(f"aiter: {untimed:,} rows without a time left out")
+            target.warn(f"aiter: {counted(untimed, 'row')} without a time left out")
         if not len(kept):
             return []
         if "place" not in kept:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from gemmpipe.core.artifact import locked, read_runs, read_runs_or_reset, sidecar_path, write_runs
 from gemmpipe.core.errors import UserError, printable
+from gemmpipe.core.events import counted
 from gemmpipe.core.paths import write_atomic
 from gemmpipe.core.schema import RECORDED, RESULT
 from gemmpipe.family import Family
@@ -87,8 +88,8 @@ def _report_lines(path: Path, files: list[str], given: int, existing: int, union
     left = ", ".join(f"{count:,} {kind}" for kind, count in sorted(kinds.items(), key=lambda kc: (-kc[1], kc[0])))
     own = f" and {existing:,} already there" if existing else ""
     return [
-        f"{path}: {len(union.entries):,} rows, from {given:,} of {', '.join(files) or 'empty inputs'}{own}"
-        + (f"; {union.duplicates:,} duplicates" if union.duplicates else "")
+        f"{path}: {counted(len(union.entries), 'row')}, from {given:,} of {', '.join(files) or 'empty inputs'}{own}"
+        + (f"; {counted(union.duplicates, 'duplicate')}" if union.duplicates else "")
         + (f"; left out: {left}" if left else "; no conflict"),
         *map(str, union.conflicts),
     ]

@@ -56,6 +56,9 @@ class ReplayedProduct:
 
     problem: Problem
     chosen_us: float
+    """The time of the choice as in the run's selections: of the samples that its finals drew."""
+    recorded_us: float
+    """The recorded time of the choice."""
     best_us: float
     """The time of the best recorded candidate."""
     median_us: float
@@ -201,7 +204,8 @@ class _Replay:
             "trials": trial_frame([*self._trials.values(), *finals], {}),
             "selections": pd.DataFrame(rows, columns=[*schema.SELECTIONS, *keys]),
         }
-        return tables, tuple(self._product(run) for run in simulated)
+        chosen_us = [float(str(row["us"])) for row in rows]
+        return tables, tuple(self._product(run, us) for run, us in zip(simulated, chosen_us, strict=True))
 
     def _begin(self, journal: Journal) -> None:
         recorded_at = self.recording.recorded_at
@@ -268,14 +272,15 @@ class _Replay:
         selection = select_finalist(finalists, self.family.baseline, (), self._rules)
         return {**base_row(run.problem, spec, selection.chosen, self._facts), **comparison(selection)}
 
-    def _product(self, run: SimulatedRun) -> ReplayedProduct:
+    def _product(self, run: SimulatedRun, chosen_us: float) -> ReplayedProduct:
         outcomes = self.recording.problems[run.problem]
         times = [outcome.time_us for outcome in outcomes.values() if outcome.time_us is not None]
-        chosen = outcomes[run.chosen].time_us if run.chosen is not None else None
-        assert chosen is not None, "a recording has a timed candidate for every problem"
+        recorded_us = outcomes[run.chosen].time_us if run.chosen is not None else None
+        assert recorded_us is not None, "a recording has a timed candidate for every problem"
         return ReplayedProduct(
             problem=run.problem,
-            chosen_us=chosen,
+            chosen_us=chosen_us,
+            recorded_us=recorded_us,
             best_us=min(times),
             median_us=median(times),
             timed=run.evaluations,
@@ -333,4 +338,4 @@ def _manifest(demo: Demo, recording: RecordedSpace, replay: _Replay) -> dict[str
 
 def near_best(products: Sequence[ReplayedProduct]) -> int:
     """Products with a choice within 1 % of the best recorded candidate."""
-    return sum(product.chosen_us <= NEAR_BEST * product.best_us for product in products)
+    return sum(product.recorded_us <= NEAR_BEST * product.best_us for product in products)

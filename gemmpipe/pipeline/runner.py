@@ -14,7 +14,7 @@ from gemmpipe import journal as journals
 from gemmpipe.core.data import Device, Problem
 from gemmpipe.core.device import NO_DEVICE, versions
 from gemmpipe.core.errors import GemmpipeError, UserError
-from gemmpipe.core.events import IDLE, Events
+from gemmpipe.core.events import IDLE, Events, counted
 from gemmpipe.core.signals import Interrupted, handle_signals
 from gemmpipe.executors import Usage
 from gemmpipe.family.environment import unused_variables
@@ -263,10 +263,12 @@ def _recorded_trials(plan: Plan, reused: Record | None, events: Events) -> Recor
     before = reused.count if reused is not None else 0
     record = journals.read(plan.run_dir, after=reused)
     _warn_unreadable(plan.run_dir, record, events)
-    if record.count > before:
-        own = record.count - before
-        ended = "; the run had finished" if manifest.has_finished(plan.run_dir) else ""
-        events.emit("line", f"resuming: {own:,} finished trials in {plan.run_dir / journals.NAME}{ended}")
+    own, had_finished = record.count - before, manifest.has_finished(plan.run_dir)
+    if own:
+        trials, ended = counted(own, "finished trial"), "; the run had finished" if had_finished else ""
+        events.emit("line", f"resuming: {trials} in {plan.run_dir / journals.NAME}{ended}")
+    elif had_finished:  # it timed nothing: a list of problems, a merge, all problems tuned already
+        events.emit("line", f"resuming: {plan.run_dir}; the run had finished")
     return record
 
 

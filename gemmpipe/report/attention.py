@@ -3,10 +3,11 @@
 from collections.abc import Hashable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from gemmpipe.core.events import counted
-from gemmpipe.core.units import percent_text, speedup_text, time_text
+from gemmpipe.core.events import counted, verb
+from gemmpipe.core.units import percent_text, time_text
 from gemmpipe.report.data import RunData
 from gemmpipe.report.results import COMPARABLE, NOISY
+from gemmpipe.report.speedup import shared_text, speedup_cell
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -61,7 +62,7 @@ def _slower(rows: list[dict[Hashable, Any]]) -> Iterator[str]:
     slow = [r for r in rows if r["speedup"] and r["speedup"] < 1 and r["library"] in COMPARABLE]
     if slow:
         worst = min(slow, key=lambda r: r["speedup"])
-        text = f"{product_name(worst)} at {speedup_text(worst['speedup'])}"
+        text = f"{product_name(worst)} at {speedup_cell(worst)}"
         yield f"{counted(len(slow), 'choice')} slower than the best library; the worst is {text}."
 
 
@@ -85,7 +86,8 @@ def _far_from_floor(rows: list[dict[Hashable, Any]]) -> Iterator[str]:
             if len(part) > 1
             else f"in {len(shapes)} shapes"
         )
-        yield f"{len(low)} of {len(known)} products reach less than {percent_text(_LOW_SHARE)} of the floor, {where}."
+        part_of = f"{len(low)} of {counted(len(known), 'product')}"  # at least two
+        yield f"{part_of} reach less than {percent_text(_LOW_SHARE)} of the floor, {where}."
 
 
 def _gated(data: RunData, rows: list[dict[Hashable, Any]]) -> Iterator[str]:
@@ -104,7 +106,7 @@ def _near_library(rows: list[dict[Hashable, Any]]) -> Iterator[str]:
     near = [r for r in rows if r["own"] and r["library"] in COMPARABLE and r["speedup"] and 1 <= r["speedup"] < _NEAR]
     if near:
         closest = min(near, key=lambda r: r["speedup"])
-        text = f"{product_name(closest)} at {speedup_text(closest['speedup'])}"
+        text = f"{product_name(closest)} at {speedup_cell(closest)}"
         yield f"The best library is within 5 % of the choice for {counted(len(near), 'product')}; the nearest: {text}."
 
 
@@ -112,10 +114,10 @@ def _near_ties(rows: list[dict[Hashable, Any]]) -> Iterator[str]:
     ties = [r for r in rows if r["near_ties"]]
     if ties:
         most = max(ties, key=lambda r: r["near_ties"])
-        text = f"{product_name(most)} with {counted(int(most['near_ties']), 'such candidate')}"
+        text = f"{product_name(most)} with {int(most['near_ties'])}"
         yield (
-            f"{len(ties)} of {len(rows)} products have a candidate that the times cannot tell from the choice; "
-            f"the most: {text}."
+            f"{len(ties)} of {counted(len(rows), 'product')} {verb(len(ties), 'has', 'have')} candidates that the "
+            f"times cannot tell from the choice; the most: {text}."
         )
 
 
@@ -131,9 +133,8 @@ def _noisy(rows: list[dict[Hashable, Any]]) -> Iterator[str]:
 
 
 def _shared(rows: list[dict[Hashable, Any]]) -> Iterator[str]:
-    shared = [r for r in rows if "shared" in str(r["policy"] or "")]
-    if shared:
-        yield f"{counted(len(shared), 'choice')} timed while another process used the device: provisional."
+    if text := shared_text(r["policy"] for r in rows):
+        yield f"{text}; retune=true on an idle machine repeats them."
 
 
 def _throttled(data: RunData) -> Iterator[str]:

@@ -11,12 +11,14 @@ from gemmpipe.charts.lines import Series, line_chart, scatter_chart
 from gemmpipe.charts.markup import html_table, join, tag, text_line
 from gemmpipe.charts.page import Data, Section, figure
 from gemmpipe.core.data import TIMED, Candidate, canonical_json
-from gemmpipe.core.units import percent_text, speedup_text, time_text
+from gemmpipe.core.events import counted
+from gemmpipe.core.units import percent_text, time_text
 from gemmpipe.report.attention import product_name, records
 from gemmpipe.report.data import RunData, TimedTrial
 from gemmpipe.report.diff_text import knobs_text
 from gemmpipe.report.product_table import knob_text
 from gemmpipe.report.results import COMPARABLE
+from gemmpipe.report.speedup import speedup_cell
 from gemmpipe.report.trial_frame import ProblemTrials, statuses
 
 Row = Mapping[Hashable, Any]
@@ -61,7 +63,7 @@ def candidates_section(
         for index, (name, target) in enumerate(shown.items())
     ]
     left_out = len(parts) - len(shown)
-    note = f"{left_out:,} products are left out here: those nearest to the floor or farthest ahead of the library."
+    note = f"{counted(left_out, 'product')} left out here: nearest to the floor or farthest ahead of the library."
     body = join(
         [chooser, *panels, tag("p", note, class_="note") if left_out > 0 else None, _all_data(parts, shown, csv_limit)]
     )
@@ -99,7 +101,7 @@ def _choice_text(row: Row) -> str:
     if row["p20_us"] and row["p80_us"]:
         parts.append(f"(80 % of the samples under {time_text(row['p80_us'])})")
     if row["library"] in COMPARABLE and row["speedup"]:
-        parts.append(f"{speedup_text(row['speedup'])} over the best library ({time_text(row['library_us'])})")
+        parts.append(f"{speedup_cell(row)} over the best library ({time_text(row['library_us'])})")
     if row["share"]:
         parts.append(f"{percent_text(row['share'])} of the floor ({time_text(row['floor_us'])})")
     return (
@@ -123,7 +125,7 @@ def _candidate_chart(row: Row, times: Sequence[tuple[Candidate, float]], most_po
     groups: dict[str, list[tuple[float, float, str]]] = {}
     for rank in dict.fromkeys(ranks):
         candidate, us = times[rank]
-        tip = f"{rank + 1}. {candidate.backend} {time_text(us)}: {knobs_text(canonical_json(candidate.knobs))}"
+        tip = f"{rank + 1}. {_what_runs(candidate)}: {time_text(us)}"
         groups.setdefault(candidate.backend, []).append((rank + 1, us, tip))
     lines = [
         Series(name=name, points=[(a, b) for a, b, _ in points], tips=[tip for _, _, tip in points])
@@ -144,13 +146,15 @@ def _finals_chart(row: Row, part: ProblemTrials, colours: Colours) -> Markup | N
     if not fastest:
         return None
     counts: dict[str, int] = {}
+    labels: dict[str, str] = {}
     lines = []
     for trial in fastest:
         backend = trial.candidate.backend
         counts[backend] = counts.get(backend, 0) + 1
-        samples = trial.samples_us[:_MAX_ROUNDS]
+        # The backend's colour, with a pattern per place: the same few patterns differ in the chart of every product.
         name = backend if counts[backend] == 1 else f"{backend} {counts[backend]}"
-        lines.append(Series(name=name, points=list(enumerate(samples, 1))))
+        labels[name] = _what_runs(trial.candidate)
+        lines.append(Series(name=name, points=list(enumerate(trial.samples_us[:_MAX_ROUNDS], 1))))
     rounds = max(len(line.points) for line in lines)
     x = Axis(
         low=1, high=max(2, rounds), label="round", ticks=tuple(t for t in linear_ticks(1, rounds) if t >= 1) or (1,)
@@ -159,8 +163,13 @@ def _finals_chart(row: Row, part: ProblemTrials, colours: Colours) -> Markup | N
         [us for line in lines for _, us in line.points], label="time of one call", text=short_time, log=True, zoom=1.1
     )
     chart = line_chart(lines, x, y, colours, title=f"finals of {row['problem']} by round", dots=False)
-    names = legend([line.name for line in lines], colours)
+    names = legend([line.name for line in lines], colours, labels=labels)
     return figure(f"Finals by round: the fastest {len(lines)} of {len(timed)}", join([chart, names]))
+
+
+def _what_runs(candidate: Candidate) -> str:
+    """A candidate by what it runs: `torch float32_copy`, `gluon 64x128x128 g16 s5`."""
+    return f"{candidate.backend} {knobs_text(canonical_json(candidate.knobs))}".rstrip()
 
 
 def _search_chart(row: Row, part: ProblemTrials, colours: Colours) -> Markup | None:

@@ -105,6 +105,8 @@ class RunData:
     conditions: Sequence[Mapping[str, Any]] = ()
     """`t_s`, `device`, `sm_mhz`, `memory_mhz`, `temperature_c`, `power_w`, `processes`."""
     excluded: Sequence[Excluded] = ()
+    recorded: int = 0
+    """Of a replay: the configurations of its recording, of which the search requested some; 0 for a run."""
     resources: Sequence[Resource] = ()
     gated: Sequence[Gated] = ()
     unsolved: Sequence[str] = ()

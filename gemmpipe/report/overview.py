@@ -12,11 +12,13 @@ from gemmpipe.charts.lines import Series, line_chart
 from gemmpipe.charts.markup import html_table, join, tag
 from gemmpipe.charts.page import Data, Section, attention, cards, figure
 from gemmpipe.charts.table_charts import Cell, heat_map, scale_key, share_step, speedup_step
-from gemmpipe.core.units import count_text, duration_text, percent_text, speedup_text, time_text
+from gemmpipe.core.events import counted, verb
+from gemmpipe.core.units import MISSING, count_text, duration_text, percent_text, speedup_text, time_text
 from gemmpipe.report.attention import attention_lines, product_name, records
 from gemmpipe.report.data import RunData
 from gemmpipe.report.product_table import knob_text
 from gemmpipe.report.results import COMPARABLE, CONVERTED, RegimeResult, run_figures, spread
+from gemmpipe.report.speedup import library_cell, marked_speedup_text, speedup_cell
 
 Rows = Sequence[Mapping[Hashable, Any]]
 _FOR_ONE_ORDER = ": +kernel.key.x_scale=column tunes and compares for them"
@@ -30,14 +32,16 @@ def summary(data: RunData) -> Section:
     shares = [float(s) for s in data.products["share"] if s]
     items = [(data_device(data), "device")]
     of = "" if data.problems == figures.products else f" of {data.problems:,}"
-    items.append((f"{figures.products:,}{of}", "products with a choice"))
+    items.append((f"{figures.products:,}{of}", f"{verb(figures.products, 'product', 'products')} with a choice"))
     items += [
-        (speedup_text(regime.speedup.mean), _regime_label(regime)) for regime in figures.regimes if regime.speedup
+        (marked_speedup_text(regime.speedup.mean, shared=regime.shared > 0), _regime_label(regime))
+        for regime in figures.regimes
+        if regime.speedup
     ]
     if share := spread(shares):
         items.append((percent_text(share.mean), "share of the floor, geometric mean"))
-    items.append((f"{figures.own:,}", "choices that are own kernels"))
-    items.append((f"{figures.near_ties:,}", "products with near-ties"))
+    items.append((f"{figures.own:,}", verb(figures.own, "choice is an own kernel", "choices are own kernels")))
+    items.append((f"{figures.near_ties:,}", f"{verb(figures.near_ties, 'product', 'products')} with near-ties"))
     if figures.noise_pct is not None:
         items.append((percent_text(figures.noise_pct / 100), "timing noise, median"))
     if data.wall_s:
@@ -63,7 +67,8 @@ def data_device(data: RunData) -> str:
 def _regime_label(regime: RegimeResult) -> str:
     found = regime.speedup
     assert found is not None
-    return f"speed-up, {regime.label} ({found.least:.2f} to {found.most:.2f}; {found.count} of {regime.products})"
+    span = f"{speedup_text(found.least)} to {speedup_text(found.most)}"
+    return f"speed-up, {regime.label} ({span}; {found.count} of {regime.products})"
 
 
 def _comparison_notes(data: RunData) -> list[str]:
@@ -72,12 +77,12 @@ def _comparison_notes(data: RunData) -> list[str]:
     notes = []
     if padded := int(kinds.get("padded", 0)):
         notes.append(
-            f"{padded} products have no library path at their M: they are compared with the library at the M that "
+            f"{counted(padded, 'product')} without a library path at this M: compared with the library at the M that "
             "callers pad to."
         )
     if converted := int(kinds.get(CONVERTED, 0)):
         notes.append(
-            f"{converted} products are computed by a library only after a conversion of the operands: they are not in "
+            f"{counted(converted, 'product')} that libraries compute only after a conversion of the operands: not in "
             "the speed-ups."
         )
     if _copies_scales(data):
@@ -125,7 +130,7 @@ def _speedup_map(rows: Rows, targets: Targets) -> Markup:
         tip = f"{product_name(row)}: {_choice_tip(row)}; best library {time_text(row['library_us'])} ({row['library']})"
         cells.setdefault(str(row["shape"]), {})[int(row["rows"])] = Cell(
             value=row["speedup"],
-            text=f"{row['speedup']:.2f}" if row["speedup"] < 9.995 else f"{row['speedup']:.0f}",
+            text=speedup_cell(row).strip("()").removesuffix("x"),
             tip=tip,
             target=targets.get(str(row["problem"]), ""),
             pale=row["library"] not in COMPARABLE,
@@ -292,8 +297,8 @@ def _all_choices(rows: Rows) -> Markup:
             r["libtype"],
             tag("code", knob_text(r["config"])),
             time_text(r["us"]),
-            time_text(r["library_us"]) if r["library"] in COMPARABLE else "-",
-            speedup_text(r["speedup"]) if r["library"] in COMPARABLE else "-",
+            library_cell(r) if r["library"] in COMPARABLE else MISSING,
+            speedup_cell(r) if r["library"] in COMPARABLE else MISSING,
             percent_text(r["share"]),
         )
         for r in rows[:_MAX_CHOICES]

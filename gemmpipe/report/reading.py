@@ -57,6 +57,7 @@ def read_run(folder: Path, *, importable: frozenset[str] = frozenset()) -> RunDa
         builds=list(_builds(record)),
         conditions=list(_conditions(record)),
         excluded=_excluded(folder / TRIALS) if manifest else (),
+        recorded=_recorded_candidates(manifest),
         resources=list(_resources(manifest)),
         gated=_gated(folder, record, products, ended=bool(manifest)),
         unsolved=_texts(manifest.get("unsolved")),
@@ -273,6 +274,13 @@ def _replay_notes(manifest: Mapping[str, Any]) -> list[str]:
         return []
     device, day = (printable(shortened(str(replayed.get(name) or "unknown"), 60)) for name in ("device", "recorded"))
     return [f"A replay: all times were recorded on an {device} on {day[:10]}; nothing was measured in this run."]
+
+
+def _recorded_candidates(manifest: Mapping[str, Any]) -> int:
+    """The number of configurations of a replay's recording; 0 for a run."""
+    replayed = manifest.get("replayed")
+    count = replayed.get("candidates") if isinstance(replayed, dict) else None
+    return count if isinstance(count, int) and 0 < count < 10**9 else 0
 
 
 def _is_captured(config: object) -> bool:

@@ -11,11 +11,15 @@ from gemmpipe.charts.page import Section
 from gemmpipe.core.data import TIMED
 from gemmpipe.core.events import counted
 from gemmpipe.core.units import bytes_text, time_text
+from gemmpipe.report.attention import product_name, records
 from gemmpipe.report.data import TABLE, RunData
 from gemmpipe.report.results import CONVERTED, NO_LIBRARY
+from gemmpipe.report.speedup import conversion_reasons
 
 _MAX_LISTED = 20
 _MAX_CONFIG = 60_000
+_MEMORY_KEY = "stages.select.max_extra_weight_pct="
+_NO_LIBRARY_TIMED = ("no library was timed", "backend=[..., torch]")
 
 Missing = tuple[str, str, str]
 """(what, why or which, what changes it)."""
@@ -50,30 +54,30 @@ def missing(data: RunData) -> Iterator[Missing]:
     yield from _rejected(data)
     yield from _unavailable(data)
     products = data.products
-    if converted := int((products["library"] == CONVERTED).sum()):
-        which = f"{counted(converted, 'product')}: the library only converts and multiplies"
-        yield "a speed-up", which, "shapes.nsets= with an M that the library takes (multiples of 4)"
+    converted = records(products[products["library"] == CONVERTED])
+    limits = [round(each.limit_pct) for each in data.gated if each.limit_pct is not None]
+    for which, change in conversion_reasons(converted, data.family, max(limits, default=None)):
+        yield "a speed-up over a library", which, change
     if absent := int((products["library"] == NO_LIBRARY).sum()):
-        yield (
-            "a comparison with a library",
-            f"{counted(absent, 'product')} without a timed library path",
-            "backend=[..., torch]",
-        )
+        why = ("the recording has no library", "tune on a GPU") if data.recorded else _NO_LIBRARY_TIMED
+        yield "a comparison with a library", f"{counted(absent, 'product')}: {why[0]}", why[1]
     if len(products) and not products["share"].notna().any():
         yield "the floor", "no measured rates of this architecture", "roofline=FILE"
     yield from _untimed(data)
 
 
 def _rejected(data: RunData) -> Iterator[Missing]:
+    names = {row["problem"]: product_name(row) for row in records(data.products)}
     for each in data.gated[:_MAX_LISTED]:
+        times = f"{time_text(each.time_us)} instead of {time_text(each.chosen_us)}"
         which = (
-            f"{each.problem}: {each.backend} {each.config} takes {time_text(each.time_us)} instead of "
-            f"{time_text(each.chosen_us)} with {bytes_text(each.extra_weight_bytes)} more weight memory"
+            f"{names.get(each.problem, each.problem)}: {each.backend} {each.config} takes {times} with "
+            f"{bytes_text(each.extra_weight_bytes)} more weight memory"
         )
         limit = "" if each.limit_pct is None else f"{each.limit_pct:.0f}"
-        yield "a faster candidate, for its memory", text_line(which, 400), f"stages.select.max_extra_weight_pct={limit}"
+        yield "a faster candidate with more memory", text_line(which, 400), f"{_MEMORY_KEY}{limit}"
     if more := len(data.gated[_MAX_LISTED:]):
-        yield "faster candidates, for their memory", f"{more} more", "stages.select.max_extra_weight_pct="
+        yield "faster candidates with more memory", f"{more:,} more", _MEMORY_KEY
 
 
 def _unavailable(data: RunData) -> Iterator[Missing]:

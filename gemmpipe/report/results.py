@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from gemmpipe.core.data import Problem, median
 from gemmpipe.family.roofline import floor_us as roofline_floor_us
 from gemmpipe.family.roofline import shipped_rooflines
+from gemmpipe.tables.merge import SHARED_CPU, SHARED_GPU
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -36,8 +37,10 @@ COMPARABLE = frozenset({DIRECT, PADDED})
 
 _CONVERTING = "torch"  # the backend that multiplies any operands, if need be through a conversion
 _DIRECT_METHODS = frozenset({"mm", "int_mm", "grouped_mm", "scaled_grouped_mm"})
-_ROW_MULTIPLE = 4
+ROW_MULTIPLE = 4
 """The rows that libraries require in products with block scales."""
+SHARED = (SHARED_CPU, SHARED_GPU)
+"""Words in the policy of a row that was timed while other processes used the device."""
 NOISY = 1.5
 """A choice with p80 over p20 of its samples above this is noisy."""
 
@@ -65,12 +68,14 @@ PRODUCTS = (
     "noise_pct",
     "noisy",
     "weight",
+    "policy",
 )
 """Columns of `product_results` after the family's key columns. `rows` is M, `own` is True for a kernel of the family,
 `library` one of DIRECT, PADDED, CONVERTED, NO_LIBRARY; `speedup` is `library_us` over `us`, paired by round where that
-is stored (a table has the interval of the paired ratio alone: its geometric middle), else the ratio of the medians;
+is stored (older tables have the interval of the paired ratio alone: its geometric middle), else of the medians;
 `either_order` is True if x's block scales may come in either memory order: a library's time then contains its copy;
-`floor_share` is `floor_us`, the least time by the device's rates, over `us`: 1 is the fastest that is possible."""
+`floor_share` is `floor_us`, the least time by the device's rates, over `us`: 1 is the fastest that is possible;
+`policy` is how the row was timed (`is_shared`)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -95,6 +100,8 @@ class RegimeResult:
     """Products compared with the library's time at the M that it pads to."""
     converted: int
     """Products that the library computes after conversion alone, and that `speedup` leaves out."""
+    shared: int
+    """Products of `speedup` that were timed while other processes used the device."""
     floor_share: Spread | None
     """Share of the floor that the choices reach; None without rates of the device."""
 
@@ -118,6 +125,8 @@ class RunFigures:
     noisy: int
     noise_pct: float | None
     """Median over the products of the difference between choice and runner-up that the run cannot resolve."""
+    shared: int
+    """Products that were timed while other processes used the device."""
     worst: tuple[str, float] | None
     """The product with the least share of the floor (problem id, share); None without rates of the device."""
 
@@ -157,6 +166,7 @@ def run_figures(products: "pd.DataFrame") -> RunFigures:
         near_ties=sum(1 for ties in products["near_ties"] if not _is_missing(ties) and ties > 0),
         noisy=int(products["noisy"].sum()),
         noise_pct=median(noise) if noise else None,
+        shared=sum(map(is_shared, products["policy"])),
         worst=min(shares.items(), key=lambda item: item[1], default=None),
     )
 
@@ -176,10 +186,16 @@ def regime_results(products: "pd.DataFrame") -> tuple[RegimeResult, ...]:
                 speedup=spread(s for s in compared["speedup"] if not _is_missing(s)),
                 padded=int((part["library"] == PADDED).sum()),
                 converted=int((part["library"] == CONVERTED).sum()),
+                shared=sum(map(is_shared, compared["policy"])),
                 floor_share=spread(s for s in part["floor_share"] if not _is_missing(s)),
             )
         )
     return tuple(found)
+
+
+def is_shared(policy: object) -> bool:
+    """True for the policy of a row that was timed while other processes used the device."""
+    return not set(SHARED).isdisjoint(str(policy or "").split())
 
 
 def spread(values: Iterable[float]) -> Spread | None:
@@ -204,7 +220,7 @@ def _result_cells(
     low, high = (_number(record.get(name)) for name in ("ratio_low", "ratio_high"))
     paired = _number(record.get("ratio")) or (math.sqrt(low * high) if low and high else None)
     ratio = paired or (us / library_us if us and library_us else None)
-    problem = _problem(record, family)
+    problem = problem_of(record, family)
     floor_us = roofline_floor_us(str(record.get("gfx")), family, problem, rooflines=rooflines)
     return {
         "problem": problem.id,
@@ -227,10 +243,12 @@ def _result_cells(
         "noise_pct": _number(record.get("noise_pct")),
         "noisy": bool(p20_us and p80_us and p80_us > NOISY * p20_us),
         "weight": _number(record.get("weight")),
+        "policy": None if _is_missing(record.get("policy")) else record["policy"],
     }
 
 
-def _problem(record: Mapping[Hashable, Any], family: "Family") -> Problem:
+def problem_of(record: Mapping[Hashable, Any], family: "Family") -> Problem:
+    """The problem of a row with the family's key; missing optional cells have their defaults."""
     from gemmpipe.family.problem import parse_key_value
 
     gfx = str(record.get("gfx") or "")
@@ -257,7 +275,7 @@ def _library_kind(record: Mapping[Hashable, Any], spec: "GemmSpec") -> str:
         return DIRECT if method in _DIRECT_METHODS else CONVERTED
     if not _is_missing(name):
         return CONVERTED if name == _CONVERTING and spec.x_dtype != "int8" else DIRECT
-    return DIRECT if _has_direct_path(spec, str(record.get("gfx"))) else CONVERTED
+    return DIRECT if has_direct_path(spec, str(record.get("gfx"))) else CONVERTED
 
 
 def _method(record: Mapping[Hashable, Any]) -> str | None:
@@ -275,7 +293,7 @@ def _method(record: Mapping[Hashable, Any]) -> str | None:
     return method if isinstance(method, str) else None
 
 
-def _has_direct_path(spec: "GemmSpec", gfx: str) -> bool:
+def has_direct_path(spec: "GemmSpec", gfx: str) -> bool:
     """True if a library multiplies scaled operands like these on this architecture as they are stored."""
     from gemmpipe.backends.scaled_mm import scaled_mm_violation
     from gemmpipe.core.data import Device
@@ -303,7 +321,7 @@ def _pad_libraries(rows: list[dict[str, Any]], shape: Sequence[str]) -> None:
     """
     direct = {(*(row[k] for k in shape), row["rows"]): row["library_us"] for row in rows if row["library"] == DIRECT}
     for row in rows:
-        padded = -(-row["rows"] // _ROW_MULTIPLE) * _ROW_MULTIPLE
+        padded = -(-row["rows"] // ROW_MULTIPLE) * ROW_MULTIPLE
         library_us = direct.get((*(row[k] for k in shape), padded))
         if row["library"] == CONVERTED and padded != row["rows"] and library_us and row["us"]:
             row |= {"library": PADDED, "library_us": library_us, "speedup": library_us / row["us"]}

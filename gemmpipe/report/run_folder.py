@@ -29,6 +29,8 @@ MAX_MANIFEST_BYTES = 50_000_000  # a manifest names every file and every unsolve
 _MAX_HYDRA_BYTES = 1_000_000
 _MAX_LINE_BYTES = 1_000_000
 _INTERRUPTED_CODE = 130
+_SOURCE_STAGE = "capture"
+"""The stage that takes problems from the source that `shapes` names."""
 _CHOICE = re.compile(r"^      (kernel|shapes): ([\w.-]+)$", re.MULTILINE)
 """Hydra's record of the chosen options. A regular expression, since PyYAML takes 0.1 s per file."""
 _PROBLEM_ROW, _DONE_ROW = b'{"row":"problem",', b'{"row":"done",'
@@ -156,7 +158,7 @@ def describe_run(folder: Path) -> RunFolder:
         exit_code=code if isinstance(code, int) and state in (FINISHED, INTERRUPTED) else None,
         started=started,
         kernel=choices.get("kernel", ""),
-        shapes=choices.get("shapes", ""),
+        shapes=choices.get("shapes", "") if _takes_shapes(manifest) else "",
         device=_device_name(session),
         solved=solved,
         problems=problems,
@@ -165,6 +167,13 @@ def describe_run(folder: Path) -> RunFolder:
         sweep=folder.parent if (folder.parent / _SWEEP).is_file() else None,
         reused=_whole(_reused(manifest).get("problems")),
     )
+
+
+def _takes_shapes(manifest: Mapping[str, object]) -> bool:
+    """False for a run whose problems are those of tables (merge, verify): the option `shapes` is not used."""
+    config = manifest.get("config")
+    chain = config.get("chain") if isinstance(config, dict) else None
+    return not isinstance(chain, list) or _SOURCE_STAGE in chain
 
 
 def _reused(manifest: Mapping[str, object]) -> Mapping[str, object]:

@@ -6,7 +6,7 @@ prints it.
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -17,20 +17,19 @@ from gemmpipe.core.units import (
     flops_text,
     percent_text,
     ranges_text,
-    speedup_text,
     three_digits,
     time_text,
 )
 from gemmpipe.report.lines import BAD, DIM, GOOD, HEAD, KEY, WARN, Line, styled
 from gemmpipe.report.results import (
     CONVERTED,
-    NO_LIBRARY,
     PADDED,
     RegimeResult,
     RunFigures,
-    Spread,
+    is_shared,
     spread,
 )
+from gemmpipe.report.speedup import is_conversion, is_equal, library_cell, shared_text, speedup_cell, spread_text
 from gemmpipe.report.text_table import Column, aligned
 
 if TYPE_CHECKING:
@@ -40,7 +39,6 @@ if TYPE_CHECKING:
 
 _MAX_ROWS, _TOP, _BOTTOM = 30, 5, 10
 _BAR = 12
-_EQUAL = "1.00x"
 _BETWEEN = " | "
 _LOW_SHARE = 0.6
 """A share of the floor below this is worth a look."""
@@ -74,6 +72,8 @@ def screen_lines(facts: RunFacts, figures: RunFigures, products: "pd.DataFrame",
     if any(regime.speedup or regime.floor_share for regime in figures.regimes):
         lines += [Line(text=""), *_regime_lines(figures.regimes)]
     lines += _library_lines(figures, products)
+    if shared := shared_text(products["policy"]):
+        lines.append(styled("  ", (f"{shared}; retune=true repeats them", WARN)))
     return [*lines, *_attention_lines(facts, figures, products, family)]
 
 
@@ -95,13 +95,14 @@ def _solved_line(facts: RunFacts, figures: RunFigures) -> Line:
 def _regime_lines(regimes: Sequence[RegimeResult]) -> list[Line]:
     """A row per regime: speed-up with its range, and the share of the floor with a bar where rates are known."""
     label_width = max(len(regime.label) for regime in regimes)
-    texts = [_spread_text(regime.speedup) for regime in regimes]
+    texts = [spread_text(regime.speedup, shared=regime.shared > 0) for regime in regimes]
     width = max(len(_SPEEDUP_TITLE) - label_width - 4, *(len(text) for text in texts))
     has_floor = any(regime.floor_share for regime in regimes)
     lines = [styled((_SPEEDUP_TITLE, HEAD), *([("  share of the floor", HEAD)] if has_floor else []))]
     for regime, text in zip(regimes, texts, strict=True):
         mean = regime.speedup.mean if regime.speedup is not None else None
         style = "" if mean is None else GOOD if mean >= 1.005 else BAD if mean < 0.995 else DIM
+        style = WARN if style and regime.shared else style
         cells: list[str | tuple[str, str]] = ["  ", regime.label.ljust(label_width), "  "]
         shown = text.ljust(width) if regime.floor_share is not None else text
         cells += [(shown, style)] if style else [shown]
@@ -113,13 +114,6 @@ def _regime_lines(regimes: Sequence[RegimeResult]) -> list[Line]:
     return lines
 
 
-def _spread_text(spread: Spread | None) -> str:
-    if spread is None:
-        return MISSING
-    mean, least, most = map(speedup_text, (spread.mean, spread.least, spread.most))
-    return mean if least == most else f"{mean}  ({least} to {most})"
-
-
 def _library_lines(figures: RunFigures, products: "pd.DataFrame") -> list[Line]:
     """Products that have no time of a library for the same product."""
     lines = []
@@ -129,21 +123,23 @@ def _library_lines(figures: RunFigures, products: "pd.DataFrame") -> list[Line]:
         text = f"{counted(len(padded), 'product')} (M {ms}) against the library at the multiple of 4 that it pads M to"
         lines.append(styled("  ", (text, DIM)))
     if figures.converted is not None:
-        ms = ranges_text([int(m) for m in products.loc[products["library"] == CONVERTED, "rows"]])
-        lines.append(styled("  ", (_converted_text(figures, ms), DIM)))
+        part = products[products["library"] == CONVERTED]
+        lines.append(styled("  ", (_converted_text(figures, part), DIM)))
     if figures.without_library:
         lines.append(styled("  ", (f"{counted(figures.without_library, 'product')} without a library's time", DIM)))
     return lines
 
 
-def _converted_text(figures: RunFigures, ms: str) -> str:
-    """The products (M in `ms`) that torch alone computes, from copies in a wider type: a choice among its methods."""
+def _converted_text(figures: RunFigures, part: "pd.DataFrame") -> str:
+    """The products (`part`) that torch alone computes, from copies in a wider type: a choice among its methods."""
     assert figures.converted is not None
+    ms = ranges_text([int(m) for m in part["rows"]])
     apart = ", not counted above" if any(regime.speedup for regime in figures.regimes) else ""
     text = f"{counted(figures.converted.count, 'product')} (M {ms}) that no library multiplies as stored{apart}"
-    if {speedup_text(figures.converted.least), speedup_text(figures.converted.most)} == {_EQUAL}:
+    if is_equal(figures.converted):
         return f"{text}: torch converts the operands"
-    return f"{text}: {_spread_text(figures.converted)} over torch on converted operands"
+    gain = spread_text(figures.converted, shared=any(map(is_shared, part["policy"])))
+    return f"{text}: {gain} over torch on converted operands"
 
 
 def _attention_lines(facts: RunFacts, figures: RunFigures, products: "pd.DataFrame", family: "Family") -> list[Line]:
@@ -216,10 +212,10 @@ def _choice_columns(shown: "pd.DataFrame", family: "Family") -> list[Column]:
         Column(title="time", cells=tuple(time_text(row["us"]) for row in rows)),
         Column(title="rate", cells=tuple(_rate_text(row["tflops"]) for row in rows), importance=1),
     ]
-    if not all(_is_conversion(row) for row in rows):
+    if not all(is_conversion(row) for row in rows):
         columns += [
-            Column(title="library", cells=tuple(_library_text(row) for row in rows), importance=3),
-            Column(title="speed-up", cells=tuple(_speedup_cell(row) for row in rows)),
+            Column(title="library", cells=tuple(library_cell(row) for row in rows), importance=3),
+            Column(title="speed-up", cells=tuple(speedup_cell(row) for row in rows)),
         ]
     if shown["floor_share"].notna().any():
         cells = tuple(percent_text(row["floor_share"]) for row in rows)
@@ -230,23 +226,6 @@ def _choice_columns(shown: "pd.DataFrame", family: "Family") -> list[Column]:
 
 def _rate_text(tflops: float | None) -> str:
     return MISSING if tflops is None or tflops != tflops else flops_text(tflops * 1e12)
-
-
-def _is_conversion(row: "dict[Any, Any]") -> bool:
-    """True for a choice that is torch's conversion itself: it has nothing to be compared with."""
-    return row["library"] == CONVERTED and speedup_text(row["speedup"]) == _EQUAL
-
-
-def _library_text(row: "dict[Any, Any]") -> str:
-    return MISSING if row["library"] == NO_LIBRARY or _is_conversion(row) else time_text(row["library_us"])
-
-
-def _speedup_cell(row: "dict[Any, Any]") -> str:
-    """The speed-up; in parentheses over a conversion by torch, which is no library's product."""
-    text = speedup_text(row["speedup"])
-    if _is_conversion(row):
-        return MISSING
-    return f"({text})" if row["library"] == CONVERTED else text
 
 
 _KNOB_MARKS = {
@@ -311,10 +290,14 @@ def _limit_cells(limit_pct: int, rows: "Sequence[Mapping[Any, Any]]") -> tuple[s
     return (
         str(limit_pct),
         counted(len(best), "problem"),
-        _spread_text(spread(float(row["speedup"]) for row in best.values())),
+        spread_text(spread(float(row["speedup"]) for row in best.values()), shared=_any_shared(best.values())),
         f"{time_text(before)} -> {time_text(after)}",
         f"+{least}" if least == most else f"+{least} to +{most}",
     )
+
+
+def _any_shared(options: Iterable[Mapping[Any, Any]]) -> bool:
+    return any(row.get("shared") is True for row in options)
 
 
 def _geomean(values: Sequence[float]) -> float:

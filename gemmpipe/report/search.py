@@ -12,6 +12,7 @@ from gemmpipe.charts.markup import html_table, join, tag, text_line
 from gemmpipe.charts.page import Data, Section, figure
 from gemmpipe.charts.table_charts import bar, funnel
 from gemmpipe.core.data import median
+from gemmpipe.core.events import counted
 from gemmpipe.core.units import percent_text
 from gemmpipe.report.data import RunData
 from gemmpipe.report.knob_importance import Importances, forest_importances, ranked
@@ -52,8 +53,8 @@ def search_section(data: RunData, parts: Mapping[str, ProblemTrials], colours: C
         charts.append(_over_seconds(curves, colours))
     trials = [len(part.search) for part in parts.values() if part.search]
     lead = (
-        f"{sum(trials):,} trials of {len(trials):,} products, {median(trials):,.0f} per product (median). A time "
-        "is compared with the best that the search of the same product found in the end."
+        f"{counted(sum(trials), 'trial')} of {counted(len(trials), 'product')}, {median(trials):,.0f} per product "
+        "(median). A time is compared with the best that the search of the same product found in the end."
     )
     note = None if data.has_times else tag("p", "Over seconds: not recorded in this journal.", class_="note")
     return Section(id="search", title="Search", body=join([tag("div", join(charts), class_="two"), note]), lead=lead)
@@ -224,6 +225,8 @@ def space_section(data: RunData, parts: Mapping[str, ProblemTrials]) -> Section 
     excluded = sum(each.count for each in data.excluded)
     steps = []
     remaining = excluded + len(tried)
+    if data.recorded > remaining:
+        steps.append(("recorded configurations, over all products", data.recorded, ""))
     if data.excluded:
         steps.append(("distinct configurations, over all products", remaining, ""))
         for each in data.excluded[:12]:
@@ -239,7 +242,7 @@ def space_section(data: RunData, parts: Mapping[str, ProblemTrials]) -> Section 
             remaining -= rest
             steps.append(("without those of other reasons", remaining, f"{rest:,} in {len(data.excluded) - 12} kinds"))
     steps += [
-        ("tried", len(tried), ""),
+        ("tried", len(tried), "requested by the search" if data.recorded > remaining else ""),
         ("timed", timed, "the others failed or were stopped" if timed < len(tried) else ""),
         ("in the finals", finals, ""),
         ("chosen", len(data.products), ""),

@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Any
 from gemmpipe.core.errors import printable
 from gemmpipe.core.events import counted
 from gemmpipe.core.files import is_number
-from gemmpipe.core.units import duration_text, percent_text, speedup_text, time_text
+from gemmpipe.core.units import MISSING, duration_text, percent_text, speedup_text, time_text
 from gemmpipe.report.attention import attention_lines, records
 from gemmpipe.report.data import TABLE, RunData
 from gemmpipe.report.diff_text import knobs_text
 from gemmpipe.report.lines import wrapped
 from gemmpipe.report.remains import missing
 from gemmpipe.report.results import RegimeResult, run_figures
+from gemmpipe.report.speedup import library_cell, marked_speedup_text, speedup_cell
 from gemmpipe.report.text_table import Column, aligned
 from gemmpipe.report.trial_frame import by_problem
 
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
 _MAX_REASONS = 12
 _MAX_NOT_DONE = 20
+_MIN_SHOWN_S = 0.05
+"""Times have one decimal: less is 0.0."""
 
 
 def run_lines(data: RunData, width: int) -> Iterator[str]:
@@ -79,12 +82,13 @@ def figure_lines(data: RunData, width: int) -> Iterator[str]:
 def regime_columns_of(regimes: Sequence[RegimeResult]) -> list[Column]:
     """The columns of the table of regimes: speed-up over the library, share of the floor."""
     speedups = [each.speedup for each in regimes]
-    spreads = (f"{speedup_text(s.least)} to {speedup_text(s.most)}" if s else "-" for s in speedups)
+    means = (marked_speedup_text(r.speedup.mean if r.speedup else None, shared=r.shared > 0) for r in regimes)
+    spreads = (f"{speedup_text(s.least)} to {speedup_text(s.most)}" if s else MISSING for s in speedups)
     shares = (percent_text(each.floor_share.mean if each.floor_share else None) for each in regimes)
     return [
         Column(title="rows", cells=tuple(each.label for each in regimes), is_text=True),
         Column(title="products", cells=tuple(f"{each.products:,}" for each in regimes)),
-        Column(title="over the best library", cells=tuple(speedup_text(s.mean if s else None) for s in speedups)),
+        Column(title="over the best library", cells=tuple(means)),
         Column(title="least to most", cells=tuple(spreads)),
         Column(title="of the floor", cells=tuple(shares)),
     ]
@@ -110,8 +114,8 @@ def choice_columns(data: RunData, rows: Sequence[Mapping[Any, Any]]) -> list[Col
     return [
         *(numbers(name, [_cell(row[name]) for row in rows]) for name in _key_columns(data, rows)),
         numbers("time", [time_text(row["us"]) for row in rows]),
-        numbers("library", [time_text(row["library_us"]) for row in rows], 5),
-        numbers("speed-up", [speedup_text(row["speedup"]) for row in rows], 6),
+        numbers("library", list(map(library_cell, rows)), 5),
+        numbers("speed-up", list(map(speedup_cell, rows)), 6),
         numbers("floor", [percent_text(row["share"]) for row in rows], 3),
         numbers("noise", [_noise_text(row["noise_pct"]) for row in rows], 2),
         numbers("ties", [_cell(row["near_ties"]) for row in rows], 1),
@@ -143,8 +147,10 @@ def space_lines(data: RunData) -> Iterator[str]:
     excluded = sum(each.count for each in data.excluded)
     if not tried and not excluded:
         return
-    yield f"space: {counted(excluded + len(tried), 'configuration')} over all products"
     left = excluded + len(tried)
+    yield f"space: {counted(max(left, data.recorded), 'configuration')} over all products"
+    if data.recorded > left:
+        yield f"  {data.recorded:,} -> {left:,}  recorded, but not requested by the search"
     for each in data.excluded[:_MAX_REASONS]:
         yield f"  {left:,} -> {left - each.count:,}  {each.backend}: {each.reason or each.status}"
         left -= each.count
@@ -158,9 +164,9 @@ def space_lines(data: RunData) -> Iterator[str]:
 
 def resource_lines(data: RunData) -> Iterator[str]:
     """The wall time of each resource by activity, the longest first."""
-    for each in data.resources:
+    for each in (resource for resource in data.resources if resource.wall_s >= _MIN_SHOWN_S):
         busy = sorted(each.busy_s.items(), key=lambda item: -item[1])
-        spent = ", ".join(f"{name} {duration_text(seconds)}" for name, seconds in busy if seconds >= 0.05)
+        spent = ", ".join(f"{name} {duration_text(seconds)}" for name, seconds in busy if seconds >= _MIN_SHOWN_S)
         of_all = f"idle {duration_text(each.idle_s)} of {duration_text(each.wall_s)}"
         yield f"{each.name}: {spent or 'nothing to do'}; {of_all}"
 

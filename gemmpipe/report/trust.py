@@ -13,12 +13,13 @@ from gemmpipe.charts.lines import Interval, Series, interval_chart, line_chart
 from gemmpipe.charts.markup import html_table, join, tag, text_line
 from gemmpipe.charts.page import Data, Section, figure
 from gemmpipe.core.data import Status, canonical_json, median
-from gemmpipe.core.events import counted
-from gemmpipe.core.units import bytes_text, duration_text, time_text
+from gemmpipe.core.events import counted, verb
+from gemmpipe.core.units import bytes_text, duration_text, speedup_text, time_text
 from gemmpipe.report.attention import Row, product_name, records
 from gemmpipe.report.data import Resource, RunData, TimedBuild
 from gemmpipe.report.product_table import knob_text
 from gemmpipe.report.results import COMPARABLE
+from gemmpipe.report.speedup import speedup_cell
 from gemmpipe.report.trial_frame import ProblemTrials
 
 _MAX_ROWS = 30
@@ -36,7 +37,7 @@ def near_ties_section(data: RunData, parts: Mapping[str, ProblemTrials], colours
         return None
     lead = (
         "A near-tie is a candidate within 0.5 % of the fastest that the paired times of the finals cannot tell "
-        f"apart from it. {len(ties)} of {len(rows)} products have one."
+        f"apart from it. {len(ties)} of {counted(len(rows), 'product')} {verb(len(ties), 'has', 'have')} one."
     )
     shown = [_runner_up_figure(ties, parts, colours) or _speedup_figure(ties, colours), _noisy_table(noisy)]
     return Section(id="ties", title="Near-ties and noise", body=join(shown), lead=lead)
@@ -93,11 +94,11 @@ def _speedup_figure(rows: Sequence[Row], colours: Colours) -> Markup | None:
     intervals = []
     for row in known[:_MAX_ROWS]:
         low, high = row["speedup_low"], row["speedup_high"]
-        middle = (low * high) ** 0.5  # tables have the ends of the paired interval, and medians that are not paired
         ties_text = counted(int(row["near_ties"]), "near-tie")
-        tip = f"{ties_text}; paired {low:.3f} to {high:.3f}, medians {row['speedup']:.3f}"
+        interval = f"{speedup_text(low)} to {speedup_text(high)}"
+        tip = f"{ties_text}; {speedup_cell(row)}, 95 % interval {interval}"
         label = f"{product_name(row)}: {ties_text}"
-        intervals.append(Interval(label=label, name=TUNED, value=middle, low=low, high=high, tip=tip))
+        intervals.append(Interval(label=label, name=TUNED, value=row["speedup"], low=low, high=high, tip=tip))
     return _interval_figure(
         "Products with the most near-ties: paired speed-up over the best library, 95 % interval",
         "speed-up",

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from gemmpipe.core.data import Problem
-from gemmpipe.core.events import counted
+from gemmpipe.core.events import counted, verb
 from gemmpipe.family.roofline import roofline_or_reference
 from gemmpipe.stages import Context, Stage
 from gemmpipe.stages.history import native_tables
@@ -68,7 +68,8 @@ class Capture(Stage):
         roofline = context.rooflines.get(gfx) or roofline_or_reference(gfx)
         kept, pct = covering_problems(found, context.family, recorded_us, self.cover_pct, roofline)
         how = "as recorded" if all(problem.id in recorded_us for problem in found) else "estimated from sizes"
-        share = f"{len(kept)} of {len(found)} problems make up {pct:.1f} % of the time, {how}"
+        of_all = f"{len(kept):,} of {counted(len(found), 'problem')} {verb(len(kept), 'makes', 'make')} up"
+        share = f"{of_all} {pct:.1f} % of the time, {how}"
         text = f"capture: {share}; the remaining problems are skipped"
         context.events.emit("line", text)
         return kept

@@ -89,9 +89,9 @@ def in_order_of_use(problems: Iterable[Problem], family: Family) -> list[Problem
 def left_line(total: int, left: Sequence[Problem], limit_s: float) -> str:
     """The line about problems that a run has left, and how to go on."""
     fewest, most = min(p.rows for p in left), max(p.rows for p in left)
-    rows = f"{fewest} rows" if fewest == most else f"{fewest} to {most} rows"
+    rows = f"M {fewest:,}" if fewest == most else f"M {fewest:,} to {most:,}"
     return (
-        f"{total - len(left)} of {counted(total, 'problem')} tuned in cpu_budget_s={limit_s:g}, those with the fewest "
-        f"rows first; left: {len(left)} of {rows}. The same command goes on, or gemmpipe resume=last; "
+        f"{total - len(left)} of {counted(total, 'problem')} tuned in cpu_budget_s={limit_s:g}, small M first; left: "
+        f"{len(left)} with {rows}. The same command goes on, or gemmpipe resume=last; "
         "cpu_budget_s=null: no limit"
     )

@@ -15,6 +15,7 @@ from gemmpipe.core.artifact import read_runs, sidecar_path
 from gemmpipe.core.data import Candidate, Device, Problem
 from gemmpipe.core.device import gpu_device, gpu_kind, target_device
 from gemmpipe.core.errors import EnvironmentProblem, UserError, check_at_least
+from gemmpipe.core.events import counted
 from gemmpipe.core.files import named_files
 from gemmpipe.family import Family, GemmSpec, Implementation
 from gemmpipe.family.guard import PluginError
@@ -213,7 +214,7 @@ def _tuned_on(path: Path, context: Context) -> Device:
 def _contents(sheet: ParsedTable) -> str:
     """`90 rows (90 sm_90/132); missing columns filled: bpreshuffle; unknown columns kept: _tag`."""
     devices = ", ".join(f"{count:,} {device}" for device, count in sorted(_device_counts(sheet.rows).items()))
-    parts = [f"{len(sheet.rows):,} rows{f' ({devices})' if devices else ''}"]
+    parts = [f"{counted(len(sheet.rows), 'row')}{f' ({devices})' if devices else ''}"]
     if sheet.missing_columns:
         parts.append(f"missing columns filled: {', '.join(sheet.missing_columns)}")
     if sheet.extra:

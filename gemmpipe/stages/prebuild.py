@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 from gemmpipe.core.data import Build, BuildFacts, Device
 from gemmpipe.core.device import target_device, usable_cores
 from gemmpipe.core.errors import MAX_PROCESSES, check_at_least, check_at_most
+from gemmpipe.core.events import counted, verb
 from gemmpipe.executors.compile_pool import CompilePool, cache_folder
 from gemmpipe.stages import POLL_S, Context, Stage
 from gemmpipe.stages.load import Winner, winners
@@ -155,9 +156,13 @@ def _report(plan: _ArchBuilds, facts: dict[str, BuildFacts], context: Context) -
     parts = [f"{len(compiled)} compiled in {sum(f.compile_s for f in compiled):.1f} s of the compilers' time"]
     parts += [f"{cached} found compiled"] if cached else []
     parts += [f"{len(failed)} failed"] if failed else []
-    parts += [f"{plan.libraries} rows of libraries need none"] if plan.libraries else []
-    parts += [f"{len(plan.rejected)} rows rejected"] if plan.rejected else []
-    kernels = f"{len(facts)} kernels: {', '.join(parts)}" if facts else f"no kernel: {', '.join(parts[1:])}"
+    parts += (
+        [f"{counted(plan.libraries, 'row')} of libraries {verb(plan.libraries, 'needs', 'need')} none"]
+        if plan.libraries
+        else []
+    )
+    parts += [f"{counted(len(plan.rejected), 'row')} rejected"] if plan.rejected else []
+    kernels = f"{counted(len(facts), 'kernel')}: {', '.join(parts)}" if facts else f"no kernel: {', '.join(parts[1:])}"
     cache = f"; cache: {cache_folder()}" if facts else ""
     context.events.emit("line", f"prebuild: {plan.device.gfx}: {kernels}{cache}")
     for build, f in failed.items():

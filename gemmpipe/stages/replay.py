@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from gemmpipe.core.data import Candidate, Problem, median
 from gemmpipe.core.errors import UserError, check_at_least
+from gemmpipe.core.events import counted
 from gemmpipe.family import GemmSpec, load_family
 from gemmpipe.family.problem import group_by_shape
 from gemmpipe.search import Search
@@ -142,9 +143,9 @@ def lines(scores: "pd.DataFrame", search: ReplaySearch) -> list[str]:
         near = (part["ratio"] <= _NEAR_BEST).mean()
         share = (part["evaluations"] / part["candidates"]).median()
         found.append(
-            f"{name}: {kind} within 1 % of the best on {near:.1%} of {len(part)} problems (median of {search.seeds}"
-            f" seeds; {part['within_1_pct'].mean():.1%} of all), at {share:.1%} of the evaluations, score"
-            f" {part['score'].mean():.2f}"
+            f"{name}: {kind} within 1 % of the best on {near:.1%} of {counted(len(part), 'problem')} (median of "
+            f"{counted(search.seeds, 'seed')}; {part['within_1_pct'].mean():.1%} of all), at {share:.1%} of the "
+            f"evaluations, score {part['score'].mean():.2f}"
         )
     worst = max(scores.to_dict("records"), key=_worst_ratio)
     by = "nothing found" if math.isinf(_worst_ratio(worst)) else f"{worst['worst']:.3f} times the best"

@@ -8,7 +8,7 @@ from gemmpipe.backends import library_backends
 from gemmpipe.core import schema
 from gemmpipe.core.data import Bucket, Candidate, Problem
 from gemmpipe.core.errors import UserError, check_at_least, suggest_or_list
-from gemmpipe.core.events import counted
+from gemmpipe.core.events import counted, verb
 from gemmpipe.family import GemmSpec
 from gemmpipe.family.problem import shape_groups
 from gemmpipe.stages import FINALS, Context, Stage
@@ -77,12 +77,12 @@ class Select(Stage):
         above = int((frame.loc[frame["format"] == "", "ratio"] > 1).sum())
         if context.per_problem:
             kind = "detail" if solved == len(problems) else "line"  # the last screen has it too
-            text = f"select: {solved} of {len(problems)} problems solved, {above} above the baseline's time"
+            text = f"select: {solved} of {counted(len(problems), 'problem')} solved, {above} slower than the library"
             context.events.emit(kind, text)
         self._report_noise(frame, context)
         noisy = sum(_is_noisy(p20, p80) for p20, p80 in zip(frame["p20_us"], frame["p80_us"], strict=True))
         if noisy:
-            text = f"{counted(noisy, 'selection')} with times that vary by >50 % between rounds; is the machine busy?"
+            text = f"{counted(noisy, 'choice')} with times that vary by more than half between rounds; busy machine?"
             context.events.emit("detail", text)
         return {"selections": frame, "memory_options": pd.DataFrame(options, columns=list(schema.MEMORY_OPTIONS))}
 
@@ -92,12 +92,14 @@ class Select(Stage):
         word = shared_policy(context.device.kind)
         shared = int(own["policy"].str.contains(word, regex=False).sum())
         if shared and word not in context.policy:
-            of_all = f"{shared} of {counted(len(own), 'selection')}"
-            user = "other processes used the CPU" if context.device.kind == "cpu" else "another process used the GPU"
-            context.events.emit("warning", f"{user} while {of_all} were timed; rows timed alone replace them ({word})")
+            of_all = f"{shared} of {counted(len(own), 'choice')} {verb(shared, 'was', 'were')} timed"
+            on_cpu = context.device.kind == "cpu"
+            user = "other processes used the CPU" if on_cpu else "another process used the GPU"
+            again = "retune=true on an idle machine" if on_cpu else "a later run with the GPU to itself"
+            context.events.emit("warning", f"{of_all} while {user} ({word}); {again} repeats them")
         noise = own["noise_pct"].dropna()
         if len(noise):
-            text = f"timing noise: {noise.median():.2f} % between selection and runner-up (median over problems)"
+            text = f"timing noise: {noise.median():.2f} % between choice and runner-up (median over problems)"
             context.events.emit("detail", f"{text}, {noise.quantile(0.99):.2f} % (p99)")
 
     def _choose(self, problem: Problem, passed: list[Finalist], context: Context) -> Selection | None:

@@ -2,6 +2,7 @@
 
 import math
 import shlex
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
@@ -10,10 +11,10 @@ from gemmpipe.bench.timer import PairedRatio, paired_ratio
 from gemmpipe.core import schema
 from gemmpipe.core.data import TIMED, Status
 from gemmpipe.core.errors import check_at_least
-from gemmpipe.core.events import counted
+from gemmpipe.core.events import counted, verb
 from gemmpipe.stages import Context, Stage
 from gemmpipe.stages.rows import row_samples_us
-from gemmpipe.tables.merge import SHARED_CPU, is_provisional
+from gemmpipe.tables.merge import SHARED_CPU, SHARED_GPU, is_provisional
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -57,14 +58,17 @@ def calls_summary(rows: Sequence[CallRow], max_overhead_pct: float | None) -> st
     ratios = [float(str(row["called_ratio"])) for row in rows if row.get("called_ratio") is not None]
     if not ratios:
         return ""
-    worst = f"{100 * (max(ratios) - 1):+.1f} % at most"
+    worst = f"{100 * (max(ratios) - 1):+.1f} %"
     if max_overhead_pct is None:
-        return f"; calls: {worst}"
+        return f"; calls: at most {worst} over their launch"
     within = sum(ratio <= 1 + max_overhead_pct / 100 for ratio in ratios)
     share = 100 * within / len(ratios)
-    return f"; calls: {within} of {len(ratios)} within {max_overhead_pct:g} % of their launch ({share:.1f} %), {worst}"
+    near = f"{within} of {len(ratios)} within {max_overhead_pct:g} % of their launch"
+    return f"; calls: {near} ({share:.1f} %), {worst} at most"
 
 
+HOLDS, NOT_COMPARED, STALE = "holds", "not compared", "stale"
+"""Verdicts. A row that is not compared is correct and not behind a library; its recorded time is of another kind."""
 _MOST_LINES = 200
 
 
@@ -72,6 +76,8 @@ _MOST_LINES = 200
 class VerifyReport(Stage):
     """A row holds when its winner is correct, at most `max_drift_pct` slower than recorded, and not behind a library.
 
+    A recorded time that was taken otherwise than here (policy, device, beside other work) is not compared: the row is
+    counted apart, unless it is stale for another reason.
     Behind a library: slower than the fastest one by more than `max_behind_pct`, paired by round, in an interval that
     excludes 1. Where calls were timed (stage verify_calls), a call through the runtime must take at most
     `max_call_overhead_pct` more than the launch itself, in its worse layout of x's scales; None: no limit. No limit
@@ -106,13 +112,13 @@ class VerifyReport(Stage):
             verified = self._verify_row(recorded, trials, context)  # type: ignore[arg-type]
             call = calls.get((str(recorded["problem"]), str(recorded["candidate"])))
             rows.append(self._with_call(verified, call, context))
-        stale = [row for row in rows if row["verdict"] == "stale"]
+        stale = [row for row in rows if row["verdict"] == STALE]
         context.unsolved.extend([str(row["problem"]) for row in stale if row["problem"] not in context.unsolved])
         for row in stale[:_MOST_LINES]:
             context.events.emit("line", f"stale: {row['place']}: {row['problem']}: {row['reason']}")
         most = None if context.device.kind == "cpu" else self.max_call_overhead_pct
         context.events.emit("line", _summary(rows, self.max_drift_pct) + calls_summary(rows, most))
-        for line in _shared_lines(tables["selections"], finals):
+        for line in _not_compared_lines(rows):
             context.events.emit("line", line)
         if stale:
             context.events.emit("line", f"verify: to tune these again: {_retune_command(stale, context)}")
@@ -134,15 +140,15 @@ class VerifyReport(Stage):
         cells |= {"recorded_us": row.get("us")}
         if own is None or own["status"] not in TIMED:
             reason = str(row["reason"]) or _failure(own)
-            return cells | {"verdict": "stale", "reason": reason}
+            return cells | {"verdict": STALE, "reason": reason}
         library = _baseline(own, timed, context)
         ratio = paired_ratio(row_samples_us(own), row_samples_us(library)) if library else None
-        comparable, why = _comparable(row, context)
-        drift = float(str(own["us"])) / float(str(row["us"])) if comparable else None
+        why = why_not_compared(row, own, context.policy, context.device.name)
+        drift = None if why else float(str(own["us"])) / float(str(row["us"]))
         cells |= {"us": own["us"], "drift": drift, "baseline": library["kernelName"] if library else None}
         cells |= {"ratio": ratio.median, "ratio_low": ratio.low, "ratio_high": ratio.high} if ratio else {}
         reason = self._slower(own, row, drift) or self._behind(ratio, library)
-        return cells | {"verdict": "stale" if reason else "holds", "reason": reason or why}
+        return cells | {"verdict": STALE if reason else NOT_COMPARED if why else HOLDS, "reason": reason or why}
 
     def _with_call(
         self, verified: dict[str, object], call: Mapping[str, object] | None, context: Context
@@ -157,9 +163,9 @@ class VerifyReport(Stage):
             # A CPU has no graphs: a call there contains the time of Python, which no tuning removes.
             most = None if context.device.kind == "cpu" else self.max_call_overhead_pct
             reason = call_overhead(call, context.family.entry_point, most)
-        if not reason or verified["verdict"] == "stale":
+        if not reason or verified["verdict"] == STALE:
             return verified
-        return {**verified, "verdict": "stale", "reason": f"called: {reason}"}
+        return {**verified, "verdict": STALE, "reason": f"called: {reason}"}
 
     def _slower(self, own: Mapping[str, object], row: Mapping[str, object], drift: float | None) -> str:
         if drift is None or drift <= 1 + self.max_drift_pct / 100:
@@ -176,15 +182,10 @@ class VerifyReport(Stage):
         return f"behind: {library['kernelName']} {library['config']} takes {library['us']:.2f} us, {percent:.1f} % less"
 
 
-def _shared_lines(recorded: "pd.DataFrame", finals: "pd.DataFrame") -> Iterator[str]:
-    """Lines about times taken while other processes used the cores: those of the table, and those of this run."""
-    rows = int(recorded["policy"].astype(str).str.contains(SHARED_CPU, regex=False).sum())
-    if rows:
-        text = f"verify: {rows} of {counted(len(recorded), 'row')} timed while other processes used the CPU"
-        yield f"{text} ({SHARED_CPU}): not compared with times now; retune=true on an idle machine replaces them"
-    now = int(finals.loc[finals["shared"].eq(True), "problem"].nunique())
-    if now:
-        yield f"verify: other processes used the device while {counted(now, 'problem')} of this run were timed"
+def _not_compared_lines(rows: Sequence[Mapping[str, object]]) -> Iterator[str]:
+    """Why rows are not compared with their recorded times, the most frequent reason first."""
+    for reason, count in Counter(str(row["reason"]) for row in rows if row["verdict"] == NOT_COMPARED).most_common():
+        yield f"verify: {counted(count, 'row')} {reason}"
 
 
 def _retune_command(stale: Sequence[Mapping[str, object]], context: Context) -> str:
@@ -218,20 +219,28 @@ def _baseline(
     return min(others, key=lambda t: (t["status"] != str(Status.OK), float(str(t["us"]))), default=None)
 
 
-def _comparable(row: Mapping[str, object], context: Context) -> tuple[bool, str]:
-    """True if the recorded time and this one are comparable, else False and the reason."""
+def why_not_compared(row: Mapping[str, object], own: Mapping[str, object], run_policy: str, run_device: str) -> str:
+    """Why the recorded time of a row and its time of now (`own`) cannot be compared; empty if they can."""
     policy, device = str(row.get("policy") or "unknown"), row.get("device")
-    if policy != context.policy or is_provisional(policy):
-        return False, f"not compared with the recorded time: its policy is '{policy}', this run's '{context.policy}'"
-    if device not in (None, context.device.name):
-        return False, f"not compared with the recorded time: its device is {device}, this one {context.device.name}"
-    return True, ""
+    apart = "not compared with the recorded time"
+    if shared := {SHARED_CPU, SHARED_GPU}.intersection(policy.split()):
+        how = f"while other processes used the device ({', '.join(sorted(shared))})"
+        return f"{apart}, taken {how}: retune=true on an idle machine replaces it"
+    if own.get("shared") is True:
+        return f"{apart}: other processes use the device now; an idle one can be compared"
+    if policy != run_policy or is_provisional(policy):
+        return f"{apart}: its policy is '{policy}', this run's '{run_policy}'"
+    if device not in (None, run_device):
+        return f"{apart}: its device is {device}, this one {run_device}"
+    return ""
 
 
 def _summary(rows: Sequence[Mapping[str, object]], max_drift_pct: float) -> str:
-    stale = sum(row["verdict"] == "stale" for row in rows)
+    counts = Counter(row["verdict"] for row in rows)
     drifts = [float(str(row["drift"])) for row in rows if row.get("drift") is not None]
-    text = f"verify: {len(rows) - stale} of {len(rows)} rows hold"
+    text = f"verify: {counts[HOLDS]:,} of {counted(len(rows), 'row')} {verb(counts[HOLDS], 'holds', 'hold')}"
+    if counts[NOT_COMPARED]:
+        text += f"; {counts[NOT_COMPARED]:,} correct, but not compared with the recorded time"
     if drifts:
         mean = math.exp(sum(map(math.log, drifts)) / len(drifts))
         text += f"; time over the recorded one: {mean:.3f} (geometric mean), {min(drifts):.3f} to {max(drifts):.3f}"

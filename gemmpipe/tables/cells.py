@@ -12,7 +12,7 @@ from gemmpipe.family.problem import MAX_SIZE, parse_bounded_int, parse_int, pars
 
 _FLOATS = {
     "err_ratio": (0.0, 1.0),
-    **dict.fromkeys(("tflops", "bw", "ratio_low", "ratio_high"), (0.0, math.inf)),
+    **dict.fromkeys(("tflops", "bw", "ratio", "ratio_low", "ratio_high"), (0.0, math.inf)),
     **dict.fromkeys(("baseline_us", "p20_us", "p80_us"), (0.0, 1e12)),
 }
 """Columns of numbers with their lowest and highest value; times in microseconds."""

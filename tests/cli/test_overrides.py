@@ -108,6 +108,10 @@ def test_runs_in_one_second_have_folders_of_their_own(plans: list[Plan]) -> None
         (["kernel=3"], "kernel: no option '3'; known: a16w16"),
         (["hydra/launcher=basik"], "hydra/launcher: no option 'basik'; did you mean 'basic'?"),
         (["tun"], "tun: no such pipeline; did you mean 'tune'?"),
+        (["shw"], "shw: no such pipeline; did you mean 'show'?"),
+        (["rnus"], "rnus: no such pipeline; did you mean 'runs'?"),
+        (["help"], "help: no such pipeline; expected gemmpipe --help"),
+        (["help", "show"], "help show: no such command; expected gemmpipe --help show"),
         (["tune", "quick"], "quick: the pipeline is 'tune' already"),
         (["shwo", "last"], "shwo: no such command; did you mean 'show'?"),
         (

@@ -67,7 +67,8 @@ def test_a_run_from_end_to_end(run: Run) -> None:
     # A launch that a busy machine delays can be too slow for the finals, where results are checked.
     assert {"incorrect"} <= set(status[status["kind"] == "untouched"]["status"]) <= {"incorrect", "pruned"}
     assert set(status[status["kind"] == "right"]["status"]) <= {"ok", "pruned"}
-    assert profile["us"].notna().equals(profile["status"].isin(["ok", "pruned"]))
+    not_run = profile["error"].fillna("").str.startswith("not run: ")  # its time with fewer rows was too long
+    assert profile["us"].notna().equals(profile["status"].isin(["ok", "pruned"]) & ~not_run)
 
     code, out, error = run()
     assert (code, error) == (0, "")
@@ -148,6 +149,9 @@ def test_capture_alone_writes_the_problems(run: Run) -> None:
     ]
     assert not Path("outputs/tuned").exists()
     assert "cpu:" not in out, "no worker was started"
+    assert "resuming" not in out
+    _, out, _ = run(first="resume=last")
+    assert f"resuming: {_run_folder().resolve()}; the run had finished" in out
 
 
 def test_reuse_decides_again_under_other_rules(run: Run) -> None:

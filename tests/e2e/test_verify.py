@@ -138,8 +138,14 @@ def test_what_is_printed_tunes_stale_rows_again_as_they_were(verify: Verify, cap
 def test_times_that_mean_something_else_are_not_compared(verify: Verify) -> None:
     words = ("stages.verify_report.max_behind_pct=100000",)
     other = [_row(1, _right(), us=0.01, policy="graph"), _row(2, _right(), us=0.01, device="another CPU")]
-    assert verify(*other, words=words)[0] == 0
+    beside = _row(3, _right(), us=0.01, policy="host interleaved shared_cpu")
+    code, out, _ = verify(*other, beside, _row(4, _right()), words=words)
+    assert code == 0
+    assert "verify: 1 of 4 rows holds; 3 correct, but not compared with the recorded time; " in out
     found = _verified()
+    assert {m: row["verdict"] for m, row in found.items()} == {**dict.fromkeys((1, 2, 3), "not compared"), 4: "holds"}
+    assert "verify: 1 row not compared with the recorded time, taken while other processes used the device (sh" in out
+    assert "verify: 1 row not compared with the recorded time: its policy is 'graph'" in out
     assert "its policy is 'graph', this run's 'host interleaved'" in str(found[1]["reason"])
     assert "its device is another CPU" in str(found[2]["reason"])
 
@@ -217,12 +223,12 @@ def test_kernels_are_compiled_once_without_a_gpu_and_found_ever_after(folder: Pa
     assert "warning: target: bf16_tuned_gemm.csv has no row for gfx950; nothing is compiled for it" in out
     assert code == 1, "a row names a kernel that has changed"
     assert "kernel: its source or library is" in out
-    assert "prebuild: sm_90: 1 kernels: 1 compiled in" in out
+    assert "prebuild: sm_90: 1 kernel: 1 compiled in" in out
     assert "2 rows rejected" in out, "the changed one, and the library's without its knob"
     assert list((folder / "cache").glob("*/*.cubin"))
     code, out = prebuild()
-    assert "prebuild: sm_90: 1 kernels: 0 compiled in 0.0 s of the compilers' time, 1 found compiled" in out
-    assert "prebuild: gfx942: 1 kernels: 1 compiled in" in out
+    assert "prebuild: sm_90: 1 kernel: 0 compiled in 0.0 s of the compilers' time, 1 found compiled" in out
+    assert "prebuild: gfx942: 1 kernel: 1 compiled in" in out
     assert f"cache: {folder / 'cache'}" in out
     (folder / "file").touch()
     code, out = prebuild(cache="file")

@@ -48,7 +48,7 @@ def test_a_table_without_libtype_is_written_with_what_aiter_means(
     assert main(["merge", "kernel=a8w8_blockscale", "inputs=[a.csv]", "format=[aiter]", "output=out"]) == 0
     path = folder / "out" / "aiter" / "a8w8_blockscale_tuned_gemm.csv"
     assert path.read_text() == HEADER + ROW.format(m=1, us="6.61")
-    assert "aiter: 1 rows without a time left out" in capsys.readouterr().err
+    assert "aiter: 1 row without a time left out" in capsys.readouterr().err
 
 
 @pytest.fixture

@@ -209,3 +209,18 @@ def test_near_ties_are_paired_by_round(tmp_path: Path) -> None:
     ratio, name = runner_up_ratio(row, part)
     assert (ratio.median, ratio.low, name) == (pytest.approx(1.1), pytest.approx(1.1), other.candidate.backend)
     assert runner_up_ratio(row, None)[0].median == pytest.approx(11 / 15)
+
+
+def test_finalists_of_one_product_are_named_by_what_they_run(tmp_path: Path) -> None:
+    write_recorded_run(tmp_path, problems=1)
+    write_manifest(tmp_path)
+    data = read_run(tmp_path)
+    finals = [each.trial.candidate for each in data.trials if each.trial.stage == "bench"]
+    _, _, rest = render(data).partition(">Finals by round")
+    (names,) = re.findall(r'<div class="legend">(.*?)</div>', rest)[:1]
+    shown = re.findall(r"</svg>([^<]+)</span>", names)
+    assert len(shown) == len(set(shown)) == len(finals)
+    for candidate in finals:
+        knobs = candidate.knobs
+        tile = "x".join(str(knobs[f"BLOCK_SIZE_{side}"]) for side in "MNK")
+        assert any(name.startswith(f"{candidate.backend} {tile}") for name in shown)

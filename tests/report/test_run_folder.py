@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from gemmpipe.cli.run_list import lines
 from gemmpipe.core.errors import UserError
 from gemmpipe.core.paths import RUNS
 from gemmpipe.report.run_folder import (
@@ -46,6 +47,31 @@ def test_the_state_follows_from_the_manifest(code: int | None, state: str) -> No
     assert found.command == "gemmpipe tune kernel=a16w16"
     assert (found.solved, found.problems) == (1, 2)
     assert found.wall_s == 12.5 if code is not None else found.wall_s > 0
+
+
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize("width", [80, 100, 120])
+def test_the_list_keeps_the_command_at_every_width(width: int) -> None:
+    for number, pipeline in enumerate(("tune", "compare", "capture")):
+        folder = _run(f"2026-11-23_09-00-00-12345{number}", root=RUNS / pipeline)
+        typed = ["kernel=a8w8_blockscale", "device=cpu", "shapes=list", "shapes.items=[{M: [1, 64], N: 512, K: 1024}]"]
+        manifest = {"pipeline": pipeline, "exit_code": 0, "wall_s": 61.6, "overrides": typed}
+        (folder / "manifest.json").write_text(json.dumps(manifest))
+    header, *rows = lines({folder: describe_run(folder) for folder in run_folders()}, width)
+    assert header.split()[-1] == "arguments"
+    column = header.index("arguments")
+    assert all(row[column:].startswith("kernel=a8w8_blockscale d") for row in rows)
+    assert all(len(row) <= width for row in rows)
+    assert all("finished" in row for row in rows)
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_run_of_a_table_has_no_source_of_shapes() -> None:
+    folder = _run("2026-11-23_09-00-00", root=RUNS / "verify")
+    content = {"pipeline": "verify", "exit_code": 0, "overrides": ["table=a.csv"]}
+    for chain, shapes in ((["capture", "bench"], "llama8b"), (["load", "bench"], "")):
+        (folder / "manifest.json").write_text(json.dumps({**content, "config": {"chain": chain}}))
+        assert describe_run(folder).shapes == shapes
 
 
 @pytest.mark.usefixtures("folder")

@@ -191,6 +191,22 @@ def test_the_summary_is_by_regime() -> None:
     assert any("no timed entry named 'bb'; did you mean" in line for line in unknown)
 
 
+def test_a_copy_of_the_weight_is_marked_and_says_why_it_does_not_count(tmp_path: Path) -> None:
+    compared = _compared([("tuned", 8, 1.0, None), ("a", 8, 1.5, None), ("torch float32_copy", 8, 0.2, None)])
+    plain = "\n".join(lines(compared, summarize(compared, [64]), None))
+    assert " +" not in plain
+    compared.loc[compared["name"] == "torch float32_copy", ["extra_weight_bytes", "peer"]] = [4096, False]
+    text = lines(compared, summarize(compared, [64]), None)
+    rows = {line.split("  ")[1]: line.split()[-1] for line in text if line.startswith("  ")}
+    assert rows["torch float32_copy +"] == "0.20"
+    assert rows["fastest peer"] == "1.50", "not the copy, which is faster"
+    (note,) = [line for line in text if line.startswith("  + ")]
+    assert "keeps a copy of the weight" in note
+    page = plot(compared.assign(p20_us=None, p80_us=None), tmp_path / "c.html", "cpu").read_text()
+    assert ">torch float32_copy +<" in page
+    assert "keeps a copy of the weight" in page
+
+
 def test_many_candidates_of_a_backend_are_one_entry() -> None:
     tiles = [(f"deepgemm {columns}", m, 1 + columns / m, columns / m) for columns in range(1, 8) for m in (8, 64)]
     compared = _compared([("own kernels", 8, 1.0, 1.0), ("a", 8, 1.5, 2.0), ("few x", 8, 1.2, 3.0), *tiles])
@@ -209,7 +225,7 @@ def test_many_candidates_of_a_backend_are_one_entry() -> None:
 
 def test_a_backends_label_is_enough_for_its_only_path() -> None:
     compared = _compared([("tuned", 8, 1.0, 1.0), ("own kernels", 8, 1.0, 1.0), ("lib fast", 8, 2.0, 2.0)])
-    assert "own kernels behind lib fast on 0 of 1 problems" in lines(compared, summarize(compared, [64]), "lib")
+    assert "own kernels behind lib fast on 0 of 1 problem" in lines(compared, summarize(compared, [64]), "lib")
     both = _compared([("tuned", 8, 1.0, 1.0), ("lib fast", 8, 2.0, 2.0), ("lib slow", 8, 3.0, 3.0)])
     text = lines(both, summarize(both, [64]), "lib")
     assert "stages.compare.baseline: 'lib' has several paths; expected one of lib fast, lib slow" in text

@@ -65,6 +65,6 @@ def test_the_line_names_what_is_left_and_how_to_go_on() -> None:
     left = [_problem(16, 64), _problem(64, 64)]
     line = left_line(3, left, 60.0)
     assert line.startswith("1 of 3 problems tuned in cpu_budget_s=60")
-    assert "left: 2 of 16 to 64 rows" in line
+    assert "left: 2 with M 16 to 64" in line
     assert "gemmpipe resume=last" in line
     assert "cpu_budget_s=null" in line

@@ -13,6 +13,7 @@ from gemmpipe.charts.markup import html_table, join, tag
 from gemmpipe.charts.page import Data, Section, figure, page
 from gemmpipe.core.paths import write_atomic
 from gemmpipe.core.units import time_text
+from gemmpipe.stages.compare.summary import NOTES, marks_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -49,10 +50,11 @@ def _times(compared: "pd.DataFrame", colours: Colours) -> Section:
         products.setdefault(f"{row['N']} x {row['K']}", []).append(row)
     charts = [figure(title, _chart(title, part, names, colours)) for title, part in products.items()]
     has_floor = any(row["floor_us"] for row in timed)
-    unlike = {str(row["name"]) for row in timed if row.get("unlike") is True}
+    marked = marks_of(compared)
+    used = "".join(marked.values())
     notes = [
         "N x K above each chart; the lines at a point are from the 20 % to the 80 % quantile of its samples.",
-        *(["Names with * compute another product of this size, or nothing."] if unlike else []),
+        *(f"{note}." for mark, note in NOTES.items() if mark in used),
         *(
             []
             if has_floor
@@ -61,7 +63,7 @@ def _times(compared: "pd.DataFrame", colours: Colours) -> Section:
     ]
     body = join(
         [
-            legend([*names, *([FLOOR] if has_floor else [])], colours, labels=_labels(timed, unlike)),
+            legend([*names, *([FLOOR] if has_floor else [])], colours, labels=_labels(timed, marked)),
             figure("Time of one call", tag("div", join(charts), class_="charts"), _data(rows)),
             *(tag("p", note, class_="note") for note in notes),
         ]
@@ -73,13 +75,13 @@ def _data(rows: Sequence[Row]) -> Data:
     return Data(name="compared", header=_DATA, rows=[[row.get(name) for name in _DATA] for row in rows])
 
 
-def _labels(rows: Sequence[Row], unlike: set[str]) -> dict[str, str]:
+def _labels(rows: Sequence[Row], marked: Mapping[str, str]) -> dict[str, str]:
     """Legend labels by name: marks, and the cost of entries that a tuner chose in measured time."""
     tuning_s: dict[str, float] = {}
     for row in rows:
         tuning_s[str(row["name"])] = tuning_s.get(str(row["name"]), 0.0) + (row["tuning_s"] or 0.0)
     return {
-        name: name + (" *" if name in unlike else "") + (f" (chosen in {spent_s:.0f} s)" if spent_s else "")
+        name: f"{name} {marked.get(name, '')}".rstrip() + (f" (chosen in {spent_s:.0f} s)" if spent_s else "")
         for name, spent_s in tuning_s.items()
     }
 

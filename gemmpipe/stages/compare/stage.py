@@ -11,6 +11,7 @@ from gemmpipe.backends.same_size import BLOCKWISE, EMPTY, SameSize
 from gemmpipe.bench.timer import paired_ratio
 from gemmpipe.core.data import Problem, Status
 from gemmpipe.core.errors import UserError, suggest_or_list
+from gemmpipe.core.events import counted
 from gemmpipe.core.files import read_object
 from gemmpipe.family.roofline import floor_us
 from gemmpipe.stages import FINALS, Context, Stage
@@ -46,10 +47,11 @@ COMPARED = (
     "tried",
     "of",
     "compiled",
+    "extra_weight_bytes",
     "error",
 )
 """The columns of `compared`; `over_tuned` and `over_own` are ratios paired by round."""
-_FROM_TRIAL = ("libtype", "config", "status", "p20_us", "p80_us", "error")
+_FROM_TRIAL = ("libtype", "config", "status", "p20_us", "p80_us", "extra_weight_bytes", "error")
 _BLOCKWISE = f"{SameSize.label} {BLOCKWISE}"
 
 
@@ -127,7 +129,7 @@ def _tuning_cost_lines(lineup: "pd.DataFrame", runs: Path) -> Iterator[str]:
         for manifest in sorted(runs.glob(f"*/{run_id}/manifest.json"))[:1]:
             folder, took_s = manifest.parent, _wall_s(manifest)
             if took_s is not None:
-                duration = f"which took {took_s:.0f} s for {_problem_count(folder)} problems"
+                duration = f"which took {took_s:.0f} s for {counted(_problem_count(folder), 'problem')}"
                 yield f"tuned: {len(part)} chosen by {folder}, {duration}"
 
 

@@ -22,6 +22,11 @@ REGIMES = (
     "own_behind",
 )
 """The columns of `regimes`: geometric means of columns of `compared`, with least, most and count."""
+UNLIKE, COPIED = "*", "+"
+NOTES = {
+    UNLIKE: "* computes another product of this size, or nothing",
+    COPIED: f"+ keeps a copy of the weight, which takes more memory: does not count for '{LIBRARY}' and '{PEER}'",
+}
 _MOST_LINES = 20
 _MOST_NAMES = 6
 """A backend with more names is one entry of the summary, its fastest candidate on each problem."""
@@ -93,7 +98,7 @@ def lines(compared: "pd.DataFrame", regimes: "pd.DataFrame", baseline: str | Non
     """The printed summary: entries over the tuned choice, own kernels against one entry, and untimed entries."""
     rival = _full_name(baseline or LIBRARY, regimes["name"])
     return [
-        *_ratio_table(regimes, set(compared.loc[compared["unlike"], "name"])),
+        *_ratio_table(regimes, marks_of(compared)),
         *_rival_table(regimes, rival),
         *_slower_problems(compared, rival),
         *_tuning_lines(compared),
@@ -107,7 +112,17 @@ def _full_name(rival: str, timed: "pd.Series[str]") -> str:
     return own.pop() if len(own) == 1 and rival not in set(timed) else rival
 
 
-def _ratio_table(regimes: "pd.DataFrame", unlike: Collection[str]) -> list[str]:
+def marks_of(compared: "pd.DataFrame") -> dict[str, str]:
+    """By name: the marks of timed entries that are not among the fastest ones, however fast they are."""
+    found: dict[str, str] = {}
+    for row in compared[compared["us"].notna()].to_dict("records"):
+        mark = UNLIKE if row.get("unlike") is True else COPIED if (row.get("extra_weight_bytes") or 0) > 0 else ""
+        if mark:
+            found[str(row["name"])] = mark
+    return found
+
+
+def _ratio_table(regimes: "pd.DataFrame", marked: Mapping[str, str]) -> list[str]:
     """A row per name, a column per regime; times instead of ratios where nothing is tuned."""
     ratio = "over_tuned" if regimes["over_tuned"].notna().any() else "us"
     shown = regimes.dropna(subset=[ratio])
@@ -116,9 +131,10 @@ def _ratio_table(regimes: "pd.DataFrame", unlike: Collection[str]) -> list[str]:
     rows = [[f"{what}: geomean (least to most)", *labels]]
     for name, part in shown.groupby("name", sort=False):
         by_label = {str(r["regime"]): r for r in part.to_dict("records")}
-        mark = " *" if name in unlike else ""
+        mark = f" {marked[str(name)]}" if name in marked else ""
         rows.append([f"  {name}{mark}", *(_span(by_label[x], ratio) if x in by_label else "-" for x in labels)])
-    return [*_aligned(rows), *(["  * computes another product of this size, or nothing"] if unlike else [])]
+    used = "".join(marked.get(str(name), "") for name in shown["name"])
+    return [*_aligned(rows), *(f"  {note}" for mark, note in NOTES.items() if mark in used)]
 
 
 def _span(row: "Mapping[Hashable, Any]", ratio: str) -> str:
@@ -157,7 +173,7 @@ def _slower_problems(compared: "pd.DataFrame", rival: str) -> list[str]:
     if not len(timed):
         return []
     lost = timed[timed["over_own"] < 1].sort_values("over_own")
-    text = [f"own kernels behind {rival} on {len(lost)} of {len(timed)} problems"]
+    text = [f"own kernels behind {rival} on {len(lost)} of {counted(len(timed), 'problem')}"]
     for row in lost.head(_MOST_LINES).to_dict("records"):
         text.append(
             f"  M={row['M']} N={row['N']} K={row['K']}: {row['over_own']:.3f} ({row['name']} {row['us']:.2f} us)"

@@ -1,0 +1,112 @@
+"""Speed-ups as text: the same digits and marks of one speed-up on every screen, in every table and every report.
+
+A speed-up has three digits. `~` in front of it (about) means that its times were taken while other processes used the
+device; parentheses, that it is over a conversion of the operands by torch, which is no library's product.
+"""
+
+from collections import Counter
+from collections.abc import Hashable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from gemmpipe.core.events import counted
+from gemmpipe.core.units import MISSING, speedup_text, time_text
+from gemmpipe.report.results import (
+    CONVERTED,
+    NO_LIBRARY,
+    ROW_MULTIPLE,
+    SHARED,
+    Spread,
+    has_direct_path,
+    is_shared,
+    problem_of,
+)
+
+if TYPE_CHECKING:
+    from gemmpipe.family import Family
+
+Row = Mapping[Hashable, Any]
+"""A row of `results.product_results`."""
+ABOUT = "~"
+_EQUAL = "1.00x"
+
+
+def marked_speedup_text(speedup: float | None, *, shared: bool) -> str:
+    """`1.27x`, or `~1.27x` from times that were taken on a shared device."""
+    text = speedup_text(speedup)
+    return f"{ABOUT}{text}" if shared and text != MISSING else text
+
+
+def spread_text(spread: Spread | None, *, shared: bool = False) -> str:
+    """A geometric mean with its range: `1.13x  (1.00x to 1.27x)`; without it where least and most look the same."""
+    if spread is None:
+        return MISSING
+    mean = marked_speedup_text(spread.mean, shared=shared)
+    least, most = map(speedup_text, (spread.least, spread.most))
+    return mean if least == most else f"{mean}  ({least} to {most})"
+
+
+def speedup_cell(row: Row) -> str:
+    """The speed-up of a product over the best library; nothing for a choice that is torch's conversion itself."""
+    if is_conversion(row):
+        return MISSING
+    text = marked_speedup_text(row["speedup"], shared=is_shared(row["policy"]))
+    return f"({text})" if row["library"] == CONVERTED else text
+
+
+def library_cell(row: Row) -> str:
+    """The time that the speed-up is over."""
+    return MISSING if row["library"] == NO_LIBRARY or is_conversion(row) else time_text(row["library_us"])
+
+
+def is_conversion(row: Row) -> bool:
+    """True for a choice that is torch's conversion itself: it has nothing to be compared with."""
+    return bool(row["library"] == CONVERTED) and speedup_text(row["speedup"]) == _EQUAL
+
+
+def is_equal(spread: Spread) -> bool:
+    """True if all of these speed-ups look like 1."""
+    return {speedup_text(spread.least), speedup_text(spread.most)} == {_EQUAL}
+
+
+def shared_text(policies: Iterable[object]) -> str:
+    """What the mark of a speed-up means, for the policies of all products; empty if each was timed alone.
+
+    `~ approximate: 2 of 3 products timed while other processes used the device (shared_cpu)`.
+    """
+    known = [str(policy or "") for policy in policies]
+    shared = [policy for policy in known if is_shared(policy)]
+    if not shared:
+        return ""
+    words = [word for word in SHARED if any(word in policy.split() for policy in shared)]
+    how_many = f"{len(shared):,} of {counted(len(known), 'product')}"
+    return f"{ABOUT} approximate: {how_many} timed while other processes used the device ({', '.join(words)})"
+
+
+def conversion_reasons(rows: Iterable[Row], family: "Family", limit_pct: int | None) -> Iterator[tuple[str, str]]:
+    """(why products have no speed-up, what changes it), for products that torch multiplies after a conversion alone.
+
+    `limit_pct`: the percent of more weight memory that a faster converted copy needs; None: no copy was faster.
+    """
+    counts: Counter[tuple[str, str]] = Counter()
+    for row in rows:
+        spec = family.spec(problem_of(row, family))
+        scaled = "" if spec.x_scale is None and spec.w_scale is None else " with scales"
+        operands = f"{spec.x_dtype} operands" if spec.x_dtype == spec.w_dtype else f"{spec.x_dtype} by {spec.w_dtype}"
+        why, change = f"no library of this device multiplies {operands}{scaled} as stored", "gemmpipe doctor"
+        if str(row["gfx"]).startswith("cpu"):
+            why, change = f"no library of a CPU multiplies {operands}{scaled} as stored", _on_a_gpu(limit_pct)
+        elif has_direct_path(replace(spec, m=-(-spec.m // ROW_MULTIPLE) * ROW_MULTIPLE), str(row["gfx"])):
+            why = f"the library multiplies {operands}{scaled} with M a multiple of {ROW_MULTIPLE} only"
+            change = "shapes.nsets= with such an M, to compare with the padded product"
+        counts[f"{why}; torch converts them first", change] += 1
+    for (why, change), count in counts.items():
+        yield f"{counted(count, 'product')}: {why}", change
+
+
+def _on_a_gpu(limit_pct: int | None) -> str:
+    """What there is to do for products that the libraries of a CPU do not multiply."""
+    gpu = "tune on a GPU"
+    return (
+        gpu if limit_pct is None else f"stages.select.max_extra_weight_pct={limit_pct} keeps a converted copy; or {gpu}"
+    )
