@@ -23,12 +23,15 @@ from search_setup import HOPPER
 from shipped_rows import copy_rows
 
 from gemmpipe import __version__
+from gemmpipe.bench import forkserver
 from gemmpipe.cli.main import main
 from gemmpipe.core.data import Device, Problem, Scalar
 from gemmpipe.core.events import Events
 from gemmpipe.core.paths import shipped_tables
+from gemmpipe.executors import slots, supervisor
 from gemmpipe.family import Family, GemmSpec, Inputs, KernelDefaults, KeyColumn, Scaling, Weights
 from gemmpipe.pipeline.plan import Plan
+from gemmpipe.stages.screen import search_processes
 
 # Deadlines would fail on a busy machine.
 settings.register_profile(
@@ -272,6 +275,14 @@ def faulty_words() -> tuple[str, ...]:
         "stages.bench.max_foreign_pct=null",  # other tests use the cores
         "stages.screen.margin_pct=100000",  # all enter the finals, which distinguish the faults
     )
+
+
+@pytest.fixture
+def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many tries to start a process in this process as ever, with a tenth of the pauses between them."""
+    pauses_s = tuple(pause / 10 for pause in forkserver.RETRY_PAUSES_S)
+    for module in (forkserver, slots, supervisor, search_processes):
+        monkeypatch.setattr(module, "RETRY_PAUSES_S", pauses_s)
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ import os
 import random
 import signal
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,6 +16,9 @@ import pytest
 from soak_runs import Site, Started, nothing_is_repeated, parent_of, table_is_right
 
 from gemmpipe.cli.main import main
+from gemmpipe.core.device import cpu_device
+from gemmpipe.core.events import Events
+from gemmpipe.executors.local import device_lock
 from gemmpipe.family import load_family
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc")
@@ -22,9 +26,16 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc"
 MANY = "shapes.items=[{M: [1, 2, 3, 4, 5, 6, 7, 8], N: 32, K: 64}]"
 PROBLEMS = 8
 FEW = "shapes.items=[{M: [1, 2], N: 32, K: 64}]"
+BRIEF = "stages.bench.timer.budget_ms=50"
+"""Finals of many slow candidates that take seconds, not half a minute."""
 LITTLE_PCT = 100 * 700e6 / (os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
 """Little more than torch itself needs, as a share of this machine's memory."""
 
+SHORT_PAUSES = """
+from gemmpipe.bench import forkserver
+forkserver.RETRY_PAUSES_S = tuple(pause / 10 for pause in forkserver.RETRY_PAUSES_S)
+"""
+"""As many tries to start a process as ever, with a tenth of the pauses between them."""
 
 Start = Callable[..., Started]
 
@@ -77,8 +88,8 @@ def test_every_fault_ends_as_a_row_and_no_healthy_candidate_suffers(start: Start
         "stages.screen.margin_pct=1e6",  # who is slow at a first look is checked all the same
         "profile=all.csv",
         f"executor.memory_pct={LITTLE_PCT}",
-        "executor.compile_timeout_s=8",
-        "executor.timeout_s=5",  # eating takes a while on a busy machine
+        "executor.compile_timeout_s=4",
+        "executor.timeout_s=3",  # eating takes a while on a busy machine
     )
     code, _, error = started.end()
     assert code == 0, error
@@ -103,7 +114,7 @@ def test_every_fault_ends_as_a_row_and_no_healthy_candidate_suffers(start: Start
 
 
 def test_ctrl_c_finishes_the_work_in_hand_and_resume_goes_on(start: Start, site: Site) -> None:
-    started = start(MANY, "space.PACE_MS=[0,10,11,12,13,14,15]", "search=exhaustive", "batch=1")
+    started = start(MANY, BRIEF, "space.PACE_MS=[0,10,11,12,13,14,15]", "search=exhaustive", "batch=1")
     site.wait_for(started, "done")
     started.process.send_signal(signal.SIGINT)
     code, out, error = started.end()
@@ -117,8 +128,7 @@ def test_ctrl_c_finishes_the_work_in_hand_and_resume_goes_on(start: Start, site:
     assert 0 < len(site.tuned()) == len(done)
     finished = [row for row in site.rows() if row["row"] == "trial"]
 
-    code, _, error = start("resume=last").end()
-    assert code == 0, error
+    assert main(["resume=last"]) == 0
     assert [row for row in site.rows() if row["row"] == "trial"][: len(finished)] == finished
     nothing_is_repeated(site.rows())
     table_is_right(site, range(1, PROBLEMS + 1))
@@ -128,7 +138,7 @@ def test_ctrl_c_finishes_the_work_in_hand_and_resume_goes_on(start: Start, site:
 
 @pytest.mark.parametrize("stage", [pytest.param("screen", marks=pytest.mark.slow), "bench"])
 def test_a_stopped_batch_keeps_its_finished_finals(start: Start, site: Site, stage: str) -> None:
-    started = start(MANY, "space.PACE_MS=[0,10,11,12,13,14,15]", "search=exhaustive")
+    started = start(MANY, BRIEF, "space.PACE_MS=[0,10,11,12,13,14,15]", "search=exhaustive")
     site.wait_for(started, "done" if stage == "bench" else "trial")
     started.process.send_signal(signal.SIGTERM)
     code, _, error = started.end()
@@ -136,7 +146,7 @@ def test_a_stopped_batch_keeps_its_finished_finals(start: Start, site: Site, sta
     done = [row for row in site.rows() if row["row"] == "done"]
     assert site.table.exists() == bool(done) == (stage == "bench")
     assert not done or len(site.tuned()) == len(done)
-    assert start("resume=last").end()[0] == 0
+    assert main(["resume=last"]) == 0
     nothing_is_repeated(site.rows())
     table_is_right(site, range(1, PROBLEMS + 1))
 
@@ -153,8 +163,8 @@ def hung_up() -> Iterator[None]:
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.slow)])
 def test_a_signal_to_all_processes_of_a_run_blames_nobody(start: Start, site: Site, number: signal.Signals) -> None:
     """As SLURM and terminals send it: the driver decides, its workers finish the work in hand."""
-    slow = ("space.KIND=[right,compile_hang]", "space.PACE_MS=[0,10,11]", "search=exhaustive", "batch=1")
-    started = start(MANY, *slow, "executor.compile_timeout_s=3")
+    slow = ("space.KIND=[right,compile_hang]", "space.PACE_MS=[0,10]", "search=exhaustive", "batch=1")
+    started = start(MANY, BRIEF, *slow, "executor.compile_timeout_s=2")
     site.wait_for(started, "trial", 2)
     for pid in started.kin():
         os.kill(pid, number)
@@ -163,10 +173,9 @@ def test_a_signal_to_all_processes_of_a_run_blames_nobody(start: Start, site: Si
     assert "lost" not in out.partition("driver:")[2], "no worker died"
     assert "died" not in error
     assert started.gone()
-    code, _, error = start("resume=last").end()
-    assert code == 0, error
+    assert main(["resume=last"]) == 0
     assert {row["status"] for row in site.rows("trial")} <= {"ok", "pruned", "compile_error"}
-    late = "compiling took longer than executor.compile_timeout_s=3"
+    late = "compiling took longer than executor.compile_timeout_s=2"
     assert {row["error"] for row in site.rows("build")} == {late}, "no compiler died"
     nothing_is_repeated(site.rows())
     table_is_right(site, range(1, PROBLEMS + 1))
@@ -186,16 +195,16 @@ def test_ctrl_c_twice_stops_at_once(start: Start, site: Site) -> None:
     assert started.gone()
 
 
-def test_ctrl_c_ends_a_run_that_waits_for_its_device(start: Start, site: Site) -> None:
-    holder = start("space.KIND=[right,hang]", "executor.timeout_s=3600")
-    site.wait_for(holder, "launch")
-    waiting = start("space.PACE_MS=[0]")
-    assert waiting.process.stdout is not None
-    for line in waiting.process.stdout:
-        if line.startswith("waiting for "):
-            break
-    waiting.process.send_signal(signal.SIGINT)
-    code, _, error = waiting.end()
+def test_ctrl_c_ends_a_run_that_waits_for_its_device(start: Start, site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", site.temporary)
+    with device_lock(cpu_device(), Events(), lambda: None):
+        waiting = start("space.PACE_MS=[0]")
+        assert waiting.process.stdout is not None
+        for line in waiting.process.stdout:
+            if line.startswith("waiting for "):
+                break
+        waiting.process.send_signal(signal.SIGINT)
+        code, _, error = waiting.end()
     assert code == 130, error
     assert "Traceback" not in error
 
@@ -237,7 +246,7 @@ def _killed_at_random(start: Start, site: Site, rounds: int, words: tuple[str, .
 
 
 def test_killed_at_random_and_resumed(start: Start, site: Site) -> None:
-    _killed_at_random(start, site, 1, (MANY, "space.PACE_MS=[0,5,6,7,8,9,10]", "search=exhaustive", "batch=1"))
+    _killed_at_random(start, site, 1, (MANY, BRIEF, "space.PACE_MS=[0,5,6,7,8,9,10]", "search=exhaustive", "batch=1"))
 
 
 @pytest.mark.slow
@@ -259,7 +268,7 @@ def _forkservers(started: Started) -> list[int]:
 def test_what_is_killed_as_it_starts_is_started_again(
     victims: Callable[[Started], list[int]], start: Start, site: Site
 ) -> None:
-    started, killed = start(FEW, "space.PACE_MS=[0]"), set[int]()
+    started, killed = start(FEW, "space.PACE_MS=[0]", before=SHORT_PAUSES), set[int]()
     deadline = time.monotonic() + 60
     while len(killed) < 4 and started.process.poll() is None and time.monotonic() < deadline:
         for pid in set(victims(started)) - killed:
@@ -276,7 +285,7 @@ def test_what_is_killed_as_it_starts_is_started_again(
 
 
 def test_workers_that_are_killed_for_ever_end_the_run_in_a_line(start: Start, site: Site) -> None:
-    started = start(FEW, "space.PACE_MS=[0]")
+    started = start(FEW, "space.PACE_MS=[0]", before=SHORT_PAUSES)
     while started.process.poll() is None:
         for pid in started.workers():
             with contextlib.suppress(ProcessLookupError):
@@ -293,15 +302,15 @@ def test_workers_that_are_killed_for_ever_end_the_run_in_a_line(start: Start, si
 
 def test_a_full_disk_ends_in_one_line_and_loses_nothing(start: Start, site: Site) -> None:
     paces = f"space.PACE_MS=[{','.join(str(i / 100) for i in range(120))}]"
-    code, _, error = start(MANY, paces, "search=exhaustive", most_bytes=50_000).end()
+    few_finals = "stages.screen.margin_pct=10"
+    code, _, error = start(MANY, paces, few_finals, "search=exhaustive", most_bytes=50_000).end()
     assert code == 3
     (line,) = error.splitlines()
     assert line.startswith("gemmpipe: ")
     assert "trials.jsonl: cannot write the journal: File too large; resume=last" in line
     finished = [row for row in site.rows() if row["row"] == "trial"]
     assert len(finished) > 50
-    code, _, error = start("resume=last").end()
-    assert code == 0, error
+    assert main(["resume=last"]) == 0
     assert [row for row in site.rows() if row["row"] == "trial"][: len(finished)] == finished
     nothing_is_repeated(site.rows())
     table_is_right(site, range(1, PROBLEMS + 1))
@@ -319,10 +328,7 @@ def test_runs_that_merge_at_once_lose_no_row(start: Start, site: Site, faulty_wo
     table_is_right(site, range(1, 3))
 
 
-def test_a_run_that_is_still_at_work_is_not_resumed(start: Start, site: Site) -> None:
+def test_a_run_that_is_still_at_work_is_not_resumed(start: Start, site: Site, refusal: Callable[..., str]) -> None:
     started = start("space.KIND=[right,hang]", "executor.timeout_s=3600")
     site.wait_for(started, "launch")
-    code, _, error = start("resume=last").end()
-    assert code == 2
-    assert error.endswith("trials.jsonl: another gemmpipe is still at work on this run\n")
-    assert error.count("\n") == 1
+    assert refusal("resume=last").endswith("trials.jsonl: another gemmpipe is still at work on this run")

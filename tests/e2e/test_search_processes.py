@@ -80,9 +80,8 @@ def _whole(folder: Path) -> None:
     assert len((folder / "outputs" / "tuned" / "a8w8_blockscale_tuned_gemm.csv").read_text().splitlines()) == 5
 
 
-def test_candidates_are_introduced_with_their_builds(folder: Path, started: list[subprocess.Popen[str]]) -> None:
-    run = _start(started, *WORDS, FOLDER, "executor.workers=2")
-    assert run.wait(timeout=600) == 0, run.communicate()[0]
+def test_candidates_are_introduced_with_their_builds(folder: Path) -> None:
+    assert main([*WORDS, FOLDER, "executor.workers=2"]) == 0
     _whole(folder)
     rows = _rows(folder)
     known: dict[object, dict[str, object]] = {}
@@ -109,8 +108,7 @@ def test_a_run_that_was_stopped_goes_on(
     run.send_signal(end)
     said = run.communicate(timeout=600)[0]
     assert run.returncode == (130 if end == signal.SIGINT else -signal.SIGKILL), said
-    again = _start(started, "resume=run", f"--config-dir={MODELLED}")
-    assert again.wait(timeout=600) == 0, again.communicate()[0]
+    assert main(["resume=run", f"--config-dir={MODELLED}"]) == 0
     _whole(folder)
 
 

@@ -245,8 +245,8 @@ def test_what_cannot_be_compiled_is_told(
     rows = [_row(m, {"KIND": kind, "PACE_MS": 0}, gfx="sm_90") for m, kind in enumerate(kinds, 1)]
     (folder / "t.csv").write_text(HEADER + "".join(rows))
     own = [word for word in faulty_words if not word.startswith("shapes")]
-    assert main(["prebuild", "table=t.csv", *own, "stages.prebuild.timeout_s=5"]) == 1
+    assert main(["prebuild", "table=t.csv", *own, "stages.prebuild.timeout_s=2"]) == 1
     out, error = capfd.readouterr()
     assert "prebuild: sm_90: 3 kernels: 0 compiled in 0.0 s of the compilers' time, 3 failed" in out
-    assert "compiling took longer than stages.prebuild.timeout_s=5" in error
+    assert "compiling took longer than stages.prebuild.timeout_s=2" in error
     assert error.count("warning: faulty M=") == 3

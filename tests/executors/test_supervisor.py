@@ -158,7 +158,7 @@ def test_a_hang_is_a_timeout(make: Make, kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["hang_once", "die_once"])
 def test_a_single_failure_is_no_fault(make: Make, kind: str) -> None:
-    harness = make(timeout_s=1)
+    harness = make(timeout_s=0.5)
     assert harness.work(_screen(kind, "right")) == {kind: Status.OK, "right": Status.OK}
     assert harness.quarantined == 0
     _check_once_each(harness, jobs=1)
@@ -304,6 +304,7 @@ def test_a_death_is_noticed_without_waiting_for_the_time_limit(make: Make) -> No
     _check_once_each(harness, jobs=1)
 
 
+@pytest.mark.usefixtures("short_pauses")
 def test_a_worker_that_cannot_start_is_an_environment_error(tmp_path: Path) -> None:
     cpu = devices.DeviceChoice(kind="cpu", index=None, shared=False).find()[0]
     config = WorkerConfig(device=cpu, family="no_such_family", backends=(), python_path=(str(tmp_path),))
@@ -311,9 +312,9 @@ def test_a_worker_that_cannot_start_is_an_environment_error(tmp_path: Path) -> N
     supervisor.submit(_screen("right"))
 
     def wait() -> None:
-        for _ in range(6000):
+        for _ in range(30000):
             supervisor.messages()
-            time.sleep(0.05)
+            time.sleep(0.01)
 
     with pytest.raises(EnvironmentProblem, match=r"cpu: the worker cannot start: .*no family 'no_such_family'"):
         wait()
@@ -346,6 +347,7 @@ def _kill_as_they_start(supervisor: WorkerSupervisor, times: int) -> set[int]:
     return killed
 
 
+@pytest.mark.usefixtures("short_pauses")
 def test_a_worker_that_is_killed_as_it_starts_is_started_again(make: Make) -> None:
     harness = make()
     assert len(_kill_as_they_start(harness.supervisor, 5)) == 5
@@ -355,6 +357,7 @@ def test_a_worker_that_is_killed_as_it_starts_is_started_again(make: Make) -> No
     assert harness.work(_screen("other")) == {"right": Status.OK, "other": Status.OK}
 
 
+@pytest.mark.usefixtures("short_pauses")
 def test_a_worker_that_is_killed_at_every_start_is_a_one_line_error(make: Make) -> None:
     harness = make()
     with pytest.raises(EnvironmentProblem) as raised:
@@ -402,7 +405,7 @@ def test_a_process_that_never_starts_is_a_one_line_error(monkeypatch: pytest.Mon
         pid = _server()
         os.kill(pid, signal.SIGSTOP)
         stopped_pids.append(pid)
-        threading.Timer(1.0, os.kill, (pid, signal.SIGKILL)).start()
+        threading.Timer(0.3, os.kill, (pid, signal.SIGKILL)).start()
         start(process)
 
     monkeypatch.setattr(kind, "start", stopped)

@@ -27,6 +27,13 @@ NEEDED = {
     "candidate": {"id", "knobs"},
 }
 """What rows hold that gemmpipe wrote; others are somebody's garbage."""
+COMMAND_LINE = """
+import sys
+from gemmpipe.cli import entry
+sys.argv[0] = "gemmpipe"
+entry()
+"""
+"""As `python -m gemmpipe`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,12 +92,17 @@ class Site:
     # Locks of devices lie there: a run elsewhere on this machine is none of ours. Short, for names of sockets.
     temporary: str = field(default_factory=tempfile.mkdtemp)
 
-    def start(self, *words: str, most_bytes: int = 0, environment: Mapping[str, str] | None = None) -> Started:
-        """Start `gemmpipe` with these words; `most_bytes` is the largest file that it may write."""
+    def start(
+        self, *words: str, most_bytes: int = 0, environment: Mapping[str, str] | None = None, before: str = ""
+    ) -> Started:
+        """Start `gemmpipe` with these words.
+
+        `most_bytes` is the largest file that it may write; `before` is Python that its process executes first.
+        """
         mark = f"run-{uuid.uuid4()}"
         known = () if words and words[0].startswith("resume=") else self.words
         process = subprocess.Popen(
-            [sys.executable, "-m", "gemmpipe", *known, *words],
+            [sys.executable, *(["-c", before + COMMAND_LINE] if before else ["-m", "gemmpipe"]), *known, *words],
             cwd=self.folder,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

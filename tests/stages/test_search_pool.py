@@ -179,6 +179,7 @@ def test_a_session_outlives_its_process(open_pool: Callable[..., ProcessSearchPo
         assert len(requests) >= default_search().seeds
 
 
+@pytest.mark.usefixtures("short_pauses")
 def test_a_process_that_always_dies_ends_the_run(
     open_pool: Callable[..., ProcessSearchPool], no_words: KernelDefaults
 ) -> None:
