@@ -31,7 +31,7 @@ from vllm_processes import Child, Failed, Starting
 from vllm_summary import KINDS, WHATS, Record, print_all, rates
 
 CHILD = Path(__file__).with_name("vllm_child.py")
-SCOPES = {"default": "off", "plugin": "linear,moe"}
+SCOPES = {"default": "off", "plugin": "linear,moe,quantise"}
 ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_USE_FLASHINFER_SAMPLER": "0",
