@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from gemmpipe.core.data import Scalar
-from gemmpipe.plugins.engine_dispatch import EngineKernel, register_kernel
+from gemmpipe.plugins.engine_dispatch import LEAST_GAIN, EngineKernel, register_kernel
 from gemmpipe.plugins.sglang import BF16, FAMILIES, FP8_BLOCKS, FP8_ROWS
 from gemmpipe.plugins.sglang_notice import SGLANG_NOTICE, model_device
 from gemmpipe.plugins.tuned_products import has_rows
@@ -77,7 +77,10 @@ def _sixteen_bit_kernel(original: Original, method: Any, layer: Any) -> str:
     ) -> torch.Tensor:
         return original(method, SimpleNamespace(weight=w), x, bias)
 
-    return register_kernel(EngineKernel(name=f"sglang {type(method).__name__}", call=call))
+    kernel = EngineKernel(
+        name=f"sglang {type(method).__name__}", call=call, libtypes=frozenset({"torch"}), least_gain=LEAST_GAIN
+    )
+    return register_kernel(kernel)
 
 
 def _is_plain(weight: object, dtypes: tuple[torch.dtype, ...]) -> bool:

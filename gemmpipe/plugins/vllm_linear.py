@@ -24,7 +24,7 @@ from vllm.platforms import PlatformEnum, current_platform
 
 from gemmpipe.core.data import Scalar
 from gemmpipe.core.errors import one_line
-from gemmpipe.plugins.engine_dispatch import EngineKernel, Quantise, register_kernel
+from gemmpipe.plugins.engine_dispatch import LEAST_GAIN, EngineKernel, Quantise, register_kernel
 from gemmpipe.plugins.tuned_products import has_rows
 from gemmpipe.plugins.vllm_notice import (
     BF16,
@@ -336,6 +336,12 @@ def _linear_call(
     return linear(x, w, bias)
 
 
+_UNQUANTISED = EngineKernel(
+    name="vllm default_unquantized_gemm", call=_linear_call, libtypes=frozenset({"torch"}), least_gain=LEAST_GAIN
+)
+"""torch's product, the baseline of bf16's rows."""
+
+
 def _install_unquantised() -> None:
     """Replace `default_unquantized_gemm`, which vLLM finds by its name, and mark layers when they are loaded."""
     plain = layer_utils.default_unquantized_gemm
@@ -387,6 +393,4 @@ def mark_unquantised(layer: torch.nn.Module) -> None:
     dtype = dtype_name(weight.dtype)
     wanted: dict[str, Scalar] = {"N": n, "K": k, "dtype": dtype, "outdtype": dtype}
     if has_rows(PRODUCTS[BF16][1], layer_device(), wanted):
-        setattr(
-            layer, _ATTRIBUTE, register_kernel(EngineKernel(name="vllm default_unquantized_gemm", call=_linear_call))
-        )
+        setattr(layer, _ATTRIBUTE, register_kernel(_UNQUANTISED))

@@ -157,6 +157,8 @@ class LookupResult:
     """`exact`, `padded` or `fallback`."""
     source: str
     runnable: RunnableCandidate
+    gain: float | None = None
+    """Time of the row's baseline over its own; None where the row has none."""
 
     @property
     def description(self) -> str:
@@ -213,7 +215,13 @@ def _row_results(
                 f"{found.path} of {product}",
                 f"{found.path}: rows timed on {product} are used on {device.name}: gfx and cu_num are the same",
             )
-        yield LookupResult(step=step, source=f"M={m} of {found.path}", runnable=runnable)
+        yield LookupResult(step=step, source=f"M={m} of {found.path}", runnable=runnable, gain=_gain(found.row))
+
+
+def _gain(row: Row) -> float | None:
+    us, baseline_us = row.get("us"), row.get("baseline_us")
+    timed = isinstance(us, int | float) and isinstance(baseline_us, int | float) and us > 0
+    return float(baseline_us) / float(us) if timed else None  # type: ignore[arg-type]
 
 
 def count_usable_rows(family: Family, rows: Iterable[Row], device: Device) -> tuple[int, Counter[str]]:

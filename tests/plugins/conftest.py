@@ -49,7 +49,12 @@ def rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> WriteRows:
     """Write rows of a family for this machine's CPU: one per key, all with one candidate."""
 
     def write(
-        family: str, libtype: str, knobs: Mapping[str, Scalar], *keys: Mapping[str, Scalar], dtype: str | None = None
+        family: str,
+        libtype: str,
+        knobs: Mapping[str, Scalar],
+        *keys: Mapping[str, Scalar],
+        dtype: str | None = None,
+        **times: Scalar,
     ) -> Path:
         found, device = load_family(family), cpu_device()
         defaults = KernelDefaults(dtype=dtype, out_dtype=None, bias=None)
@@ -58,7 +63,14 @@ def rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> WriteRows:
             problem = make_problem(found, dict(key), defaults, "sm_90", "test")
             place: dict[str, Scalar] = {"gfx": device.gfx, "cu_num": device.cu_num}
             made.append(
-                {**place, **dict(problem.key), "libtype": libtype, "us": 1.0, "config": json.dumps(dict(knobs))}
+                {
+                    **place,
+                    **dict(problem.key),
+                    "libtype": libtype,
+                    "us": 1.0,
+                    "config": json.dumps(dict(knobs)),
+                    **times,
+                }
             )
         path = tmp_path / f"{family}.csv"
         path.write_text(render(made, found, ()))

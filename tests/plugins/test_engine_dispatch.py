@@ -58,6 +58,17 @@ def test_a_row_of_the_engines_own_library_is_left_to_the_engine(rows, counted, w
     assert list(dispatch_report().values()) == ["engine"]
 
 
+@pytest.mark.parametrize(("baseline_us", "engines"), [(1.01, True), (1.03, False), (None, False)])
+def test_a_row_hardly_ahead_of_the_engines_own_product_is_left_to_it(rows, counted, w, baseline_us, engines) -> None:
+    """The engine's kernel is the baseline of these rows; in a model a lead of 1 % is none."""
+    rows("a16w16", "torch", {"method": "float32_convert"}, {"M": 4, "N": N, "K": K}, us=1.0, baseline_us=baseline_us)
+    engine = counted(plain)
+    dispatch = engine_dispatch("a16w16", register_kernel(EngineKernel(name="test", call=engine, least_gain=1.02)))
+    dispatch(x_of(4), w, None, None, None, BF16)
+    assert engine.calls == engines
+    assert list(dispatch_report().values()) == ["engine" if engines else "exact"]
+
+
 def test_16_bit_activations_stay_so_for_a_row_of_the_engines_library(rows, counted) -> None:
     rows("a8w8_blockscale", "torch", {"method": "bfloat16_convert"}, {"M": 4, "N": 2 * N, "K": K})
     _, _, weights = fp8_operands(4)

