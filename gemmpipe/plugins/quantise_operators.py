@@ -15,6 +15,7 @@ import torch
 
 from gemmpipe.core.data import Build, Device
 from gemmpipe.core.errors import one_line
+from gemmpipe.family.dtypes import FP8_MAX
 from gemmpipe.launch.build import LoadedKernel, load_build
 from gemmpipe.runtime.binding import device_context, is_capturing
 from gemmpipe.runtime.cache import device_by_index
@@ -23,8 +24,10 @@ from gemmpipe.runtime.torch_ops import register_operators
 from gemmpipe.templates.fused_quantise import (
     GROUP,
     MAX_NORM_K,
+    OUT_DTYPE,
+    group_build,
+    launch_groups,
     launch_norm,
-    launch_silu,
     norm_build,
     norm_shape,
     silu_build,
@@ -34,15 +37,18 @@ from gemmpipe.templates.fused_quantise import (
 _LOG = logging.getLogger("vllm.gemmpipe")
 NORM, SILU = "rms_norm_per_block_quant", "silu_and_mul_per_block_quant"
 NORM_OUT = f"{NORM}_out"
+GROUPS = "per_token_group_fp8_quant"
 SCHEMAS: Mapping[str, str] = {
     NORM: "(Tensor(a!) result, Tensor input, Tensor weight, Tensor(b!) scale, float epsilon, Tensor? scale_ub, "
     "Tensor(c!)? residual, int group_size, bool is_scale_transposed) -> ()",
     SILU: "(Tensor(a!) out, Tensor input, Tensor(b!) scales, int group_size, Tensor? scale_ub=None, "
     "bool is_scale_transposed=False) -> ()",
+    GROUPS: "(Tensor input, Tensor(a!) output_q, Tensor(b!) output_s, int group_size, float eps, float fp8_min, "
+    "float fp8_max, bool scale_ue8m0, bool dummy_is_scale_transposed, bool dummy_is_tma_aligned) -> ()",
     NORM_OUT: "(Tensor(a!) result, Tensor input, Tensor weight, Tensor(b!) scale, float epsilon, Tensor? scale_ub, "
     "Tensor residual, Tensor(c!) total, int group_size, bool is_scale_transposed) -> ()",
 }
-"""The operators' schemas: the first two as in vLLM 0.25 to 0.33, the third with what is written in the same order."""
+"""The operators' schemas: as in vLLM 0.25 to 0.33, and NORM_OUT with what is written in the order of NORM's."""
 OLDEST_ARCH = 89
 """The first architecture that converts to fp8."""
 _16BIT = (torch.bfloat16, torch.float16)
@@ -72,7 +78,7 @@ def register_quantise_operators(
 def _library() -> torch.library.Library:
     """The operators, kept for the process; without tags, as vLLM's: torch passes both the strides that they have."""
     library = torch.library.Library("gemmpipe", "FRAGMENT")
-    for name, run in ((NORM, run_norm), (NORM_OUT, run_norm_out), (SILU, run_silu)):
+    for name, run in ((NORM, run_norm), (NORM_OUT, run_norm_out), (SILU, run_silu), (GROUPS, run_groups)):
         library.define(name + SCHEMAS[name])
         library.impl(name, run, "CompositeExplicitAutograd")
         torch.library.register_fake(f"gemmpipe::{name}", _fake, lib=library)
@@ -186,9 +192,42 @@ def run_silu(
         )
         if loaded is not None:
             with device_context(device):
-                launch_silu(loaded, out, x, scales, strides, shape)
+                launch_groups(loaded, out, x, scales, strides, shape)
             return
     _ENGINE[SILU](out, x, scales, group_size, scale_ub, is_scale_transposed)
+
+
+def run_groups(
+    x: torch.Tensor,
+    out: torch.Tensor,
+    scales: torch.Tensor,
+    group_size: int,
+    epsilon: float,
+    lowest: float,
+    highest: float,
+    power_of_two: bool,
+    transposed: bool,
+    aligned: bool,
+) -> None:
+    """out [M, size] in fp8 and its scales of x; vLLM's operator sees in the strides whether scales are transposed."""
+    by_columns = scales.dim() == 2 and scales.stride(0) < scales.stride(1)
+    strides = _covered(out, x, scales, None, group_size, by_columns, 1, GROUPS)
+    if strides is not None and -lowest == highest == FP8_MAX[OUT_DTYPE]:
+        device = device_by_index(x.get_device())
+        (rows, size), dtype = out.shape, x.dtype
+        shape = _silu_shape(rows, size, device.cu_num)
+        loaded = _load(
+            (GROUPS, device.index, size, dtype, epsilon, power_of_two, shape),
+            lambda: group_build(
+                size, dtype_name(dtype), epsilon, power_of_two=power_of_two, shape=shape, device=device
+            ),
+            device,
+        )
+        if loaded is not None:
+            with device_context(device):
+                launch_groups(loaded, out, x, scales, strides, shape)
+            return
+    _ENGINE[GROUPS](x, out, scales, group_size, epsilon, lowest, highest, power_of_two, transposed, aligned)
 
 
 def _covered(

@@ -4,7 +4,9 @@ M and strides are arguments, so one build serves all M of a launch shape; K and 
 model. A launch shape is how a row is divided over programs and warps.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from gemmpipe.core.data import Build, Device, Scalar
@@ -18,13 +20,16 @@ if TYPE_CHECKING:
 
 NORM_KERNEL = "gemmpipe.templates.fused_quantise_kernel:rms_norm_quantise"
 SILU_KERNEL = "gemmpipe.templates.fused_quantise_kernel:silu_mul_quantise"
+GROUP_KERNEL = "gemmpipe.templates.fused_quantise_kernel:group_quantise"
 GROUP = 128
 """Columns that share a scale."""
 OUT_DTYPE = "float8_e4m3fn"
 MAX_NORM_K = 16384
 """Columns of a row that one program keeps in registers: 32 values per thread of 16 warps."""
 LEAST_SCALE = 1.0 / (FP8_MAX[OUT_DTYPE] * 512.0)
-"""The scale of a group of zeros, as in vLLM's operators."""
+"""The scale of a group of zeros, as in vLLM's fused operators."""
+LEAST_BEFORE_ROUNDING = 1e-10
+"""The least scale that is rounded up to a power of two, as in vLLM's operator."""
 _VECTOR = 8
 """Values of 16 bits that a thread loads at once: 128 bits."""
 _INTEGERS = ("x_stride", "scale_row_stride", "scale_group_stride")
@@ -51,7 +56,9 @@ def norm_shape(rows: int, k: int, units: int) -> LaunchShape:
 
 
 def silu_shape(rows: int, size: int, units: int) -> LaunchShape:
-    """The launch shape of SiLU for `rows` rows of `size` output columns: at least two programs per multiprocessor.
+    """The launch shape of SiLU and of the quantiser alone for `rows` rows of `size` output columns.
+
+    At least two programs per multiprocessor.
 
     At most 16 groups per program, with 8 values of gate and of up per thread.
     """
@@ -76,12 +83,30 @@ def silu_build(size: int, dtype: str, *, shape: LaunchShape, device: Device) -> 
     return _build(SILU_KERNEL, {"x_ptr": f"*{TRITON_TYPES[dtype]}"}, constants, shape, device)
 
 
+def group_build(
+    size: int, dtype: str, epsilon: float, *, power_of_two: bool, shape: LaunchShape, device: Device
+) -> Build:
+    """The build of the quantiser alone for rows of `size` columns; `epsilon`: the least magnitude of a group."""
+    least = epsilon / FP8_MAX[OUT_DTYPE]
+    constants: dict[str, Scalar] = {"SIZE": size, "GROUPS": shape.groups}
+    rounding: dict[str, Scalar] = {"POWER_OF_TWO": power_of_two}
+    least = max(least, LEAST_BEFORE_ROUNDING) if power_of_two else least
+    return _build(GROUP_KERNEL, {"x_ptr": f"*{TRITON_TYPES[dtype]}"}, constants, shape, device, least, rounding)
+
+
 def _build(
-    kernel: str, pointers: dict[str, str], constants: dict[str, Scalar], shape: LaunchShape, device: Device
+    kernel: str,
+    pointers: dict[str, str],
+    constants: dict[str, Scalar],
+    shape: LaunchShape,
+    device: Device,
+    least_scale: float = LEAST_SCALE,
+    rounding: Mapping[str, Scalar] = MappingProxyType({}),
 ) -> Build:
     interpreted = is_interpreted(find_kernel(kernel))
     overlap = uses_pdl(device, interpreted=interpreted)
-    constants |= {"TOP": FP8_MAX[OUT_DTYPE], "LEAST": LEAST_SCALE, "OVERLAP": overlap, "INTERPRETED": interpreted}
+    constants |= {"TOP": FP8_MAX[OUT_DTYPE], "LEAST": least_scale, **rounding}
+    constants |= {"OVERLAP": overlap, "INTERPRETED": interpreted}
     pointers |= {"out_ptr": f"*{TRITON_TYPES[OUT_DTYPE]}", "scale_ptr": "*fp32"}
     options: dict[str, Scalar] = {"num_warps": shape.warps, **({"launch_pdl": True} if overlap else {})}
     return make_build(kernel, pointers, _INTEGERS, constants, options, ["x_stride"])
@@ -118,7 +143,7 @@ def launch_norm(
     loaded.launcher((x.shape[0], 1, 1), arguments)()
 
 
-def launch_silu(
+def launch_groups(
     loaded: LoadedKernel,
     out: "torch.Tensor",
     x: "torch.Tensor",
@@ -126,7 +151,10 @@ def launch_silu(
     scale_strides: tuple[int, int],
     shape: LaunchShape,
 ) -> None:
-    """Run a loaded SiLU on the current stream: x [M, 2 * size], with strides as for the norm."""
+    """Run a loaded SiLU, x [M, 2 * size], or quantiser alone, x [M, size], on the current stream.
+
+    Strides as for the norm.
+    """
     arguments: dict[str, object] = {
         "x_ptr": x,
         "out_ptr": out,

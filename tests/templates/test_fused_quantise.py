@@ -21,6 +21,10 @@ CASES = [
     {"op": "silu", "mk": [5, 1152], "x": "bfloat16", "layout": "rows"},
     {"op": "silu", "mk": [67, 640], "x": "float16", "layout": "columns"},
     {"op": "silu", "mk": [3, 128], "x": "bfloat16", "layout": "rows"},
+    {"op": "group", "mk": [1, 4096], "x": "bfloat16", "layout": "padded", "rounded": True},
+    {"op": "group", "mk": [5, 1152], "x": "bfloat16", "layout": "padded", "rounded": True},
+    {"op": "group", "mk": [70, 640], "x": "float16", "layout": "columns"},
+    {"op": "group", "mk": [3, 384], "x": "bfloat16", "layout": "rows", "row": 64},
 ]
 """Odd M, K that is no power of two, both layouts of scales and padded ones; other launch shapes (266 rows, 67)."""
 LEFT = [
