@@ -8,6 +8,7 @@ the residual, which a compiled graph would copy where it is an input of the grap
 
 import logging
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache, lru_cache
 from typing import Any
 
@@ -16,7 +17,7 @@ import torch
 from gemmpipe.core.data import Build, Device
 from gemmpipe.core.errors import one_line
 from gemmpipe.family.dtypes import FP8_MAX
-from gemmpipe.launch.build import LoadedKernel, load_build
+from gemmpipe.launch.build import load_build
 from gemmpipe.runtime.binding import device_context, is_capturing
 from gemmpipe.runtime.cache import device_by_index
 from gemmpipe.runtime.operands import OptionalTensor, dtype_name
@@ -25,6 +26,8 @@ from gemmpipe.templates.fused_quantise import (
     GROUP,
     MAX_NORM_K,
     OUT_DTYPE,
+    BoundKernel,
+    bound_kernel,
     group_build,
     launch_groups,
     launch_norm,
@@ -54,7 +57,8 @@ OLDEST_ARCH = 89
 _16BIT = (torch.bfloat16, torch.float16)
 _ALIGNED = 16
 """Bytes of a load or store, and elements that a stride between rows is a multiple of."""
-_LOADED: dict[tuple[object, ...], LoadedKernel | None] = {}
+_LOADED: dict[tuple[object, ...], BoundKernel | None] = {}
+_NOTHING = nullcontext()
 _ENGINE: dict[str, Callable[..., None]] = {}
 _ANNOUNCE: list[Callable[[], None]] = []
 
@@ -159,15 +163,15 @@ def _launched(
     device = device_by_index(x.get_device())
     (rows, k), dtype, added = x.shape, x.dtype, residual is not None
     shape = _norm_shape(rows, k, device.cu_num)
-    loaded = _load(
+    kernel = _load(
         (NORM, device.index, k, dtype, epsilon, added, shape),
         lambda: norm_build(k, dtype_name(dtype), epsilon, residual=added, shape=shape, device=device),
         device,
     )
-    if loaded is None or weight.data_ptr() % _ALIGNED:
+    if kernel is None or weight.data_ptr() % _ALIGNED:
         return False
-    with device_context(device):
-        launch_norm(loaded, result, x, weight, scale, residual, total, strides)
+    with _current(device):
+        launch_norm(kernel, result, x, weight, scale, residual, total, strides)
     return True
 
 
@@ -185,14 +189,14 @@ def run_silu(
         device = device_by_index(x.get_device())
         rows, size = out.shape
         shape, dtype = _silu_shape(rows, size, device.cu_num), x.dtype
-        loaded = _load(
+        kernel = _load(
             (SILU, device.index, size, dtype, shape),
             lambda: silu_build(size, dtype_name(dtype), shape=shape, device=device),
             device,
         )
-        if loaded is not None:
-            with device_context(device):
-                launch_groups(loaded, out, x, scales, strides, shape)
+        if kernel is not None:
+            with _current(device):
+                launch_groups(kernel, out, x, scales, strides, shape)
             return
     _ENGINE[SILU](out, x, scales, group_size, scale_ub, is_scale_transposed)
 
@@ -216,16 +220,16 @@ def run_groups(
         device = device_by_index(x.get_device())
         (rows, size), dtype = out.shape, x.dtype
         shape = _silu_shape(rows, size, device.cu_num)
-        loaded = _load(
+        kernel = _load(
             (GROUPS, device.index, size, dtype, epsilon, power_of_two, shape),
             lambda: group_build(
                 size, dtype_name(dtype), epsilon, power_of_two=power_of_two, shape=shape, device=device
             ),
             device,
         )
-        if loaded is not None:
-            with device_context(device):
-                launch_groups(loaded, out, x, scales, strides, shape)
+        if kernel is not None:
+            with _current(device):
+                launch_groups(kernel, out, x, scales, strides, shape)
             return
     _ENGINE[GROUPS](x, out, scales, group_size, epsilon, lowest, highest, power_of_two, transposed, aligned)
 
@@ -275,7 +279,12 @@ def _fits(x: torch.Tensor, residual: OptionalTensor) -> bool:
     return same and not residual.data_ptr() % _ALIGNED
 
 
-def _load(key: tuple[object, ...], make: Callable[[], Build], device: Device) -> LoadedKernel | None:
+def _current(device: Device) -> AbstractContextManager[object]:
+    """Make a device current that is not: kernels are launched on the current one."""
+    return _NOTHING if torch.cuda.current_device() == device.index else device_context(device)
+
+
+def _load(key: tuple[object, ...], make: Callable[[], Build], device: Device) -> BoundKernel | None:
     """The kernel of a key; None if it cannot be loaded, or not now: nothing may be compiled inside a graph capture."""
     if key in _LOADED:
         return _LOADED[key]
@@ -283,14 +292,14 @@ def _load(key: tuple[object, ...], make: Callable[[], Build], device: Device) ->
         return None
     for announce in _ANNOUNCE:
         announce()
-    loaded = None
+    kernel = None
     try:
         with device_context(device):
-            loaded = load_build(make(), device)
+            kernel = bound_kernel(load_build(make(), device))
     except Exception as error:  # noqa: BLE001 - vLLM's operator computes the same
         _LOG.warning("gemmpipe: left to the engine: %s: %s", key[0], one_line(error))
-    _LOADED[key] = loaded
-    return loaded
+    _LOADED[key] = kernel
+    return kernel
 
 
 def forget_kernels() -> None:

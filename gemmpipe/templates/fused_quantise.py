@@ -4,7 +4,7 @@ M and strides are arguments, so one build serves all M of a launch shape; K and 
 model. A launch shape is how a row is divided over programs and warps.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -33,6 +33,8 @@ LEAST_BEFORE_ROUNDING = 1e-10
 _VECTOR = 8
 """Values of 16 bits that a thread loads at once: 128 bits."""
 _INTEGERS = ("x_stride", "scale_row_stride", "scale_group_stride")
+BoundKernel = Callable[..., None]
+"""(programs, *values of all parameters before the constants)"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,8 +114,29 @@ def _build(
     return make_build(kernel, pointers, _INTEGERS, constants, options, ["x_stride"])
 
 
+def bound_kernel(loaded: LoadedKernel) -> BoundKernel:
+    """The launch of a loaded kernel on the current device: a call costs the host half of a general launch.
+
+    Called with the programs and the values of all parameters before the constants, None for absent tensors.
+    """
+    constants, names = dict(loaded.build.constants), [name for name, _ in loaded.build.signature]
+    rest = tuple(constants[name] for name in names[names.index(_INTEGERS[-1]) + 1 :])
+    kernel = loaded.kernel
+    if loaded.interpreted:
+        return lambda programs, *values: kernel[(programs, 1, 1)](*values, *rest)
+    from triton.runtime import driver
+
+    run, function, metadata = kernel.run, kernel.function, kernel.packed_metadata
+    current_stream, device = driver.active.get_current_stream, driver.active.get_current_device()
+
+    def launch(programs: int, *values: object) -> None:
+        run(programs, 1, 1, current_stream(device), function, metadata, None, None, None, *values, *rest)
+
+    return launch
+
+
 def launch_norm(
-    loaded: LoadedKernel,
+    kernel: BoundKernel,
     out: "torch.Tensor",
     x: "torch.Tensor",
     weight: "torch.Tensor",
@@ -122,46 +145,22 @@ def launch_norm(
     total: "torch.Tensor | None",
     scale_strides: tuple[int, int],
 ) -> None:
-    """Run a loaded norm on the current stream: x [M, K], with any stride between rows that is divisible by 16.
+    """Run the norm on the current stream: x [M, K], with any stride between rows that is divisible by 16.
 
     `total` receives x + residual, and may be the residual. `scale_strides`: elements between the scales of two rows,
     and of two groups.
     """
-    arguments: dict[str, object] = {
-        "x_ptr": x,
-        "residual_ptr": residual,
-        "total_ptr": total,
-        "weight_ptr": weight,
-        "out_ptr": out,
-        "scale_ptr": scale,
-        "x_stride": x.stride(0),
-        "scale_row_stride": scale_strides[0],
-        "scale_group_stride": scale_strides[1],
-    }
-    if residual is None:
-        del arguments["residual_ptr"], arguments["total_ptr"]  # constants of the build
-    loaded.launcher((x.shape[0], 1, 1), arguments)()
+    kernel(len(x), x, residual, total, weight, out, scale, x.stride(0), *scale_strides)
 
 
 def launch_groups(
-    loaded: LoadedKernel,
+    kernel: BoundKernel,
     out: "torch.Tensor",
     x: "torch.Tensor",
     scale: "torch.Tensor",
     scale_strides: tuple[int, int],
     shape: LaunchShape,
 ) -> None:
-    """Run a loaded SiLU, x [M, 2 * size], or quantiser alone, x [M, size], on the current stream.
-
-    Strides as for the norm.
-    """
-    arguments: dict[str, object] = {
-        "x_ptr": x,
-        "out_ptr": out,
-        "scale_ptr": scale,
-        "x_stride": x.stride(0),
-        "scale_row_stride": scale_strides[0],
-        "scale_group_stride": scale_strides[1],
-    }
-    programs = x.shape[0] * ceil_div(out.shape[1] // GROUP, shape.groups)
-    loaded.launcher((programs, 1, 1), arguments)()
+    """Run SiLU, x [M, 2 * size], or the quantiser alone, x [M, size], on the current stream; strides as above."""
+    rows, size = out.shape
+    kernel(rows * ceil_div(size // GROUP, shape.groups), x, out, scale, x.stride(0), *scale_strides)

@@ -69,12 +69,12 @@ class Operands:
     def with_shape(self, shape: host.LaunchShape, device: Device) -> Callable[[], None]:
         """A call of our kernel with this launch shape."""
         strides = self.scale.stride()
-        loaded = load_build(build_of(self.op, self.out.shape[1], shape, device), device)
+        kernel = host.bound_kernel(load_build(build_of(self.op, self.out.shape[1], shape, device), device))
         if self.op == "norm":
             assert self.weight is not None
             added = self.residual
-            return lambda: host.launch_norm(loaded, self.out, self.x, self.weight, self.scale, added, added, strides)
-        return lambda: host.launch_groups(loaded, self.out, self.x, self.scale, strides, shape)
+            return lambda: host.launch_norm(kernel, self.out, self.x, self.weight, self.scale, added, added, strides)
+        return lambda: host.launch_groups(kernel, self.out, self.x, self.scale, strides, shape)
 
 
 def operands(op: str, rows: int, columns: int) -> Operands:

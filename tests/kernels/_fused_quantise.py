@@ -87,7 +87,8 @@ def run(case: dict, device: str = "cpu") -> dict:
         if device == "cpu":  # the interpreter: the operators see an H200
             stack.enter_context(mock.patch.object(operators, "runs_on", return_value=True))
             stack.enter_context(mock.patch.object(operators, "device_by_index", return_value=arch_device("sm_90")))
-            stack.enter_context(mock.patch.object(operators, "device_context", return_value=nullcontext()))
+            for name in ("device_context", "_current"):
+                stack.enter_context(mock.patch.object(operators, name, return_value=nullcontext()))
             stack.enter_context(mock.patch.object(operators, "is_capturing", return_value=False))
         stack.enter_context(mock.patch.dict(operators._ENGINE, clear=True))
         operators.register_quantise_operators(
