@@ -84,7 +84,7 @@ def rms_norm_quantise(
         x += tl.load(residual_ptr + row * K + columns, mask=inside, other=0.0).to(tl.float32)
         tl.store(total_ptr + row * K + columns, round_to(x, TYPE, INTERPRETED), mask=inside)
     squares = tl.sum(tl.sum(x * x, 1), 0)
-    inverse = tl.rsqrt(tl.div_rn(squares, float(K)) + EPSILON)
+    inverse = tl.rsqrt(tl.div_rn(squares, K * 1.0) + EPSILON)
     normed = round_to(x * inverse, TYPE, INTERPRETED).to(tl.float32)
     value = round_to(normed * weight.to(tl.float32), TYPE, INTERPRETED).to(tl.float32)
     quantised, scale = quantise_groups(value, TOP, LEAST, False, out_ptr.dtype.element_ty, INTERPRETED)
