@@ -8,6 +8,7 @@ the residual, which a compiled graph would copy where it is an input of the grap
 
 import logging
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache, lru_cache
 from typing import Any
 
@@ -15,7 +16,8 @@ import torch
 
 from gemmpipe.core.data import Build, Device
 from gemmpipe.core.errors import one_line
-from gemmpipe.launch.build import LoadedKernel, load_build
+from gemmpipe.family.dtypes import FP8_MAX
+from gemmpipe.launch.build import load_build
 from gemmpipe.runtime.binding import device_context, is_capturing
 from gemmpipe.runtime.cache import device_by_index
 from gemmpipe.runtime.operands import OptionalTensor, dtype_name
@@ -23,8 +25,12 @@ from gemmpipe.runtime.torch_ops import register_operators
 from gemmpipe.templates.fused_quantise import (
     GROUP,
     MAX_NORM_K,
+    OUT_DTYPE,
+    BoundKernel,
+    bound_kernel,
+    group_build,
+    launch_groups,
     launch_norm,
-    launch_silu,
     norm_build,
     norm_shape,
     silu_build,
@@ -34,21 +40,25 @@ from gemmpipe.templates.fused_quantise import (
 _LOG = logging.getLogger("vllm.gemmpipe")
 NORM, SILU = "rms_norm_per_block_quant", "silu_and_mul_per_block_quant"
 NORM_OUT = f"{NORM}_out"
+GROUPS = "per_token_group_fp8_quant"
 SCHEMAS: Mapping[str, str] = {
     NORM: "(Tensor(a!) result, Tensor input, Tensor weight, Tensor(b!) scale, float epsilon, Tensor? scale_ub, "
     "Tensor(c!)? residual, int group_size, bool is_scale_transposed) -> ()",
     SILU: "(Tensor(a!) out, Tensor input, Tensor(b!) scales, int group_size, Tensor? scale_ub=None, "
     "bool is_scale_transposed=False) -> ()",
+    GROUPS: "(Tensor input, Tensor(a!) output_q, Tensor(b!) output_s, int group_size, float eps, float fp8_min, "
+    "float fp8_max, bool scale_ue8m0, bool dummy_is_scale_transposed, bool dummy_is_tma_aligned) -> ()",
     NORM_OUT: "(Tensor(a!) result, Tensor input, Tensor weight, Tensor(b!) scale, float epsilon, Tensor? scale_ub, "
     "Tensor residual, Tensor(c!) total, int group_size, bool is_scale_transposed) -> ()",
 }
-"""The operators' schemas: the first two as in vLLM 0.25 to 0.33, the third with what is written in the same order."""
+"""The operators' schemas: as in vLLM 0.25 to 0.33, and NORM_OUT with what is written in the order of NORM's."""
 OLDEST_ARCH = 89
 """The first architecture that converts to fp8."""
 _16BIT = (torch.bfloat16, torch.float16)
 _ALIGNED = 16
 """Bytes of a load or store, and elements that a stride between rows is a multiple of."""
-_LOADED: dict[tuple[object, ...], LoadedKernel | None] = {}
+_LOADED: dict[tuple[object, ...], BoundKernel | None] = {}
+_NOTHING = nullcontext()
 _ENGINE: dict[str, Callable[..., None]] = {}
 _ANNOUNCE: list[Callable[[], None]] = []
 
@@ -72,7 +82,7 @@ def register_quantise_operators(
 def _library() -> torch.library.Library:
     """The operators, kept for the process; without tags, as vLLM's: torch passes both the strides that they have."""
     library = torch.library.Library("gemmpipe", "FRAGMENT")
-    for name, run in ((NORM, run_norm), (NORM_OUT, run_norm_out), (SILU, run_silu)):
+    for name, run in ((NORM, run_norm), (NORM_OUT, run_norm_out), (SILU, run_silu), (GROUPS, run_groups)):
         library.define(name + SCHEMAS[name])
         library.impl(name, run, "CompositeExplicitAutograd")
         torch.library.register_fake(f"gemmpipe::{name}", _fake, lib=library)
@@ -153,15 +163,15 @@ def _launched(
     device = device_by_index(x.get_device())
     (rows, k), dtype, added = x.shape, x.dtype, residual is not None
     shape = _norm_shape(rows, k, device.cu_num)
-    loaded = _load(
+    kernel = _load(
         (NORM, device.index, k, dtype, epsilon, added, shape),
         lambda: norm_build(k, dtype_name(dtype), epsilon, residual=added, shape=shape, device=device),
         device,
     )
-    if loaded is None or weight.data_ptr() % _ALIGNED:
+    if kernel is None or weight.data_ptr() % _ALIGNED:
         return False
-    with device_context(device):
-        launch_norm(loaded, result, x, weight, scale, residual, total, strides)
+    with _current(device):
+        launch_norm(kernel, result, x, weight, scale, residual, total, strides)
     return True
 
 
@@ -179,16 +189,49 @@ def run_silu(
         device = device_by_index(x.get_device())
         rows, size = out.shape
         shape, dtype = _silu_shape(rows, size, device.cu_num), x.dtype
-        loaded = _load(
+        kernel = _load(
             (SILU, device.index, size, dtype, shape),
             lambda: silu_build(size, dtype_name(dtype), shape=shape, device=device),
             device,
         )
-        if loaded is not None:
-            with device_context(device):
-                launch_silu(loaded, out, x, scales, strides, shape)
+        if kernel is not None:
+            with _current(device):
+                launch_groups(kernel, out, x, scales, strides, shape)
             return
     _ENGINE[SILU](out, x, scales, group_size, scale_ub, is_scale_transposed)
+
+
+def run_groups(
+    x: torch.Tensor,
+    out: torch.Tensor,
+    scales: torch.Tensor,
+    group_size: int,
+    epsilon: float,
+    lowest: float,
+    highest: float,
+    power_of_two: bool,
+    transposed: bool,
+    aligned: bool,
+) -> None:
+    """out [M, size] in fp8 and its scales of x; vLLM's operator sees in the strides whether scales are transposed."""
+    by_columns = scales.dim() == 2 and scales.stride(0) < scales.stride(1)
+    strides = _covered(out, x, scales, None, group_size, by_columns, 1, GROUPS)
+    if strides is not None and -lowest == highest == FP8_MAX[OUT_DTYPE]:
+        device = device_by_index(x.get_device())
+        (rows, size), dtype = out.shape, x.dtype
+        shape = _silu_shape(rows, size, device.cu_num)
+        kernel = _load(
+            (GROUPS, device.index, size, dtype, epsilon, power_of_two, shape),
+            lambda: group_build(
+                size, dtype_name(dtype), epsilon, power_of_two=power_of_two, shape=shape, device=device
+            ),
+            device,
+        )
+        if kernel is not None:
+            with _current(device):
+                launch_groups(kernel, out, x, scales, strides, shape)
+            return
+    _ENGINE[GROUPS](x, out, scales, group_size, epsilon, lowest, highest, power_of_two, transposed, aligned)
 
 
 def _covered(
@@ -236,7 +279,12 @@ def _fits(x: torch.Tensor, residual: OptionalTensor) -> bool:
     return same and not residual.data_ptr() % _ALIGNED
 
 
-def _load(key: tuple[object, ...], make: Callable[[], Build], device: Device) -> LoadedKernel | None:
+def _current(device: Device) -> AbstractContextManager[object]:
+    """Make a device current that is not: kernels are launched on the current one."""
+    return _NOTHING if torch.cuda.current_device() == device.index else device_context(device)
+
+
+def _load(key: tuple[object, ...], make: Callable[[], Build], device: Device) -> BoundKernel | None:
     """The kernel of a key; None if it cannot be loaded, or not now: nothing may be compiled inside a graph capture."""
     if key in _LOADED:
         return _LOADED[key]
@@ -244,14 +292,14 @@ def _load(key: tuple[object, ...], make: Callable[[], Build], device: Device) ->
         return None
     for announce in _ANNOUNCE:
         announce()
-    loaded = None
+    kernel = None
     try:
         with device_context(device):
-            loaded = load_build(make(), device)
+            kernel = bound_kernel(load_build(make(), device))
     except Exception as error:  # noqa: BLE001 - vLLM's operator computes the same
         _LOG.warning("gemmpipe: left to the engine: %s: %s", key[0], one_line(error))
-    _LOADED[key] = loaded
-    return loaded
+    _LOADED[key] = kernel
+    return kernel
 
 
 def forget_kernels() -> None:

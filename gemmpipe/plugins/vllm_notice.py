@@ -26,7 +26,7 @@ PRODUCTS: Mapping[str, tuple[str, str]] = {
 }
 """The products of vLLM's layers: name -> (kind in the scope, family)."""
 QUANTISERS = "quantisers"
-_PASS_FLAGS = {"fuse_norm_quant": "RMS norm", "fuse_act_quant": "SiLU"}
+PASS_FLAGS = {"fuse_norm_quant": "RMS norm", "fuse_act_quant": "SiLU"}
 """vLLM's switches (`pass_config`) of the passes that fuse quantisers, and with what."""
 
 
@@ -72,12 +72,12 @@ def fused_quantisers(device: Device) -> tuple[str, str]:
         return "", f"{device.gfx} is older than sm_{OLDEST_ARCH}" if device.kind == "cuda" else f"no GPU, {device.kind}"
     compilation = getattr(current_config(), "compilation_config", None)
     if compilation is None:  # one of them is called
-        return " and ".join(_PASS_FLAGS.values()), ""
+        return " and ".join(PASS_FLAGS.values()), ""
     if not getattr(compilation, "mode", None):
         return "", "nothing is compiled"
     passes = getattr(compilation, "pass_config", None)
-    on = [text for flag, text in _PASS_FLAGS.items() if getattr(passes, flag, None)]
-    return (" and ".join(on), "") if on else ("", f"{' and '.join(_PASS_FLAGS)} are off")
+    on = [text for flag, text in PASS_FLAGS.items() if getattr(passes, flag, None)]
+    return (" and ".join(on), "") if on else ("", f"{' and '.join(PASS_FLAGS)} are off")
 
 
 @dataclass(kw_only=True)

@@ -1,14 +1,15 @@
-"""vLLM's quantisers of activations: our operators in place of two that its fusion passes put into compiled graphs.
+"""vLLM's quantisers of activations: our operators in place of those that its fusion passes put into compiled graphs.
 
 The passes build their patterns from tables of fused operators when a model is compiled. For scales of 1 x 128 the
 entries become our operators, which have the schemas of vLLM's: all that a pass or torch derives from an operator, it
 derives from ours alike. vLLM's pass that removes copies of mutated operands knows neither operator by name; torch's
 own does that for both, but for a residual that is an input of the graph, which it copies: vLLM compiles a graph per
 layer, and each would have one kernel more. After vLLM's pass a norm with a residual therefore writes the sum to a
-tensor of its own.
+tensor of its own. Quantisers with which nothing was fused become ours after all passes.
 """
 
 import logging
+from collections.abc import Callable
 from functools import wraps
 from importlib import import_module
 from typing import Any
@@ -17,8 +18,9 @@ import torch
 from torch._higher_order_ops.auto_functionalize import auto_functionalized
 
 from gemmpipe.core.errors import one_line
-from gemmpipe.plugins.quantise_operators import NORM, NORM_OUT, SCHEMAS, SILU, register_quantise_operators
-from gemmpipe.plugins.vllm_notice import NOTICE
+from gemmpipe.plugins.quantise_operators import GROUPS, NORM, NORM_OUT, SCHEMAS, SILU, register_quantise_operators
+from gemmpipe.plugins.vllm_notice import NOTICE, PASS_FLAGS
+from gemmpipe.templates.fused_quantise import GROUP
 
 _LOG = logging.getLogger("vllm.gemmpipe")
 _PASSES = "vllm.compilation.passes"
@@ -41,29 +43,50 @@ def install() -> None:
     norm_keys = [key for key, found in norms.FUSED_OPS.items() if key.quant == quantised and _is(found, NORM)]
     if not norm_keys or not _is(activations.FUSED_OPS.get(quantised), SILU):
         raise RuntimeError(f"FUSED_OPS has no {NORM} or {SILU} for {quantised}")
+    alone = getattr(torch.ops._C, GROUPS).default if hasattr(torch.ops._C, GROUPS) else None
+    if alone is not None and not schema_difference(GROUPS, alone) and not _named_by_fix_pass(GROUPS):
+        engine[GROUPS] = alone
     register_quantise_operators(engine, NOTICE.announce)
     for key in norm_keys:
         norms.FUSED_OPS[key] = getattr(torch.ops.gemmpipe, NORM).default
-    _rewrite_after(norms.RMSNormQuantFusionPass)
+    _extend(norms.RMSNormQuantFusionPass, residuals_apart, first=False)
+    if GROUPS in engine:
+        _extend(_fix_pass(), quantisers_alone, first=True)
     activations.FUSED_OPS[quantised] = getattr(torch.ops.gemmpipe, SILU).default
 
 
-def _rewrite_after(fusion: Any) -> None:
-    """Let `residuals_apart` follow vLLM's pass; a second call does nothing."""
+def _extend(fusion: Any, rewrite: Callable[[torch.fx.Graph], object], *, first: bool) -> None:
+    """Let `rewrite` come before or after a pass of vLLM where quantisers are fused; a second call does nothing."""
     call = fusion.__call__
     if hasattr(call, _REWRITTEN):
         return
 
     @wraps(call)
-    def fuse(self: Any, graph: torch.fx.Graph) -> None:
-        call(self, graph)
+    def extended(self: Any, graph: torch.fx.Graph) -> None:
+        if not first:
+            call(self, graph)
+        passes = getattr(self, "pass_config", None)
         try:
-            residuals_apart(graph)
-        except Exception as error:  # noqa: BLE001 - the graph is right without it, with a copy more
-            _LOG.warning("gemmpipe: residuals are copied: %s", one_line(error))
+            if any(getattr(passes, flag, None) for flag in PASS_FLAGS):
+                rewrite(graph)
+        except Exception as error:  # noqa: BLE001 - the graph is right without it
+            _LOG.warning("gemmpipe: left to the engine: %s: %s", rewrite.__name__, one_line(error))
+        if first:
+            call(self, graph)
 
-    setattr(fuse, _REWRITTEN, True)
-    fusion.__call__ = fuse
+    setattr(extended, _REWRITTEN, True)
+    fusion.__call__ = extended
+
+
+def quantisers_alone(graph: torch.fx.Graph) -> int:
+    """Replace vLLM's quantiser with scales of 1 x 128 by ours; returns how many. Both have one schema."""
+    theirs, ours = (getattr(getattr(torch.ops, place), GROUPS).default for place in ("_C", "gemmpipe"))
+    count = 0
+    for node in graph.find_nodes(op="call_function", target=auto_functionalized):
+        if node.args[0] is theirs and node.kwargs["group_size"] == GROUP:
+            node.args = (ours,)
+            count += 1
+    return count
 
 
 def residuals_apart(graph: torch.fx.Graph) -> int:
@@ -125,9 +148,14 @@ def _places(name: str) -> list[str]:
 
 def _named_by_fix_pass(name: str) -> str:
     """The reason if vLLM's pass against copies treats its own operator by name, and would not treat ours alike."""
-    function = import_module(f"{_PASSES}.utility.{_FIX}").FixFunctionalizationPass.__call__
+    function = _fix_pass().__call__
     named = name in _names(function)
     return f"{_FIX} treats {name} by name" if named else ""
+
+
+def _fix_pass() -> Any:
+    """vLLM's last pass."""
+    return import_module(f"{_PASSES}.utility.{_FIX}").FixFunctionalizationPass
 
 
 def _names(function: Any) -> set[str]:

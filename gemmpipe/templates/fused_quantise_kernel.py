@@ -1,8 +1,8 @@
 """Kernels that quantise activations to fp8 by groups of 128 columns together with what computes them.
 
-`rms_norm_quantise`: residual addition and RMS norm; `silu_mul_quantise`: SiLU(gate) * up. They round where vLLM's fused
-operators do, so that both write the same bytes: intermediate results to 16 bits, a least scale instead of a special
-case for zeros, and quotients to nearest.
+`rms_norm_quantise`: residual addition and RMS norm; `silu_mul_quantise`: SiLU(gate) * up; `group_quantise`: nothing
+else. They round where vLLM's operators do, so that both write the same bytes: intermediate results to 16 bits, a least
+scale instead of a special case for zeros, and quotients to nearest.
 """
 
 import triton
@@ -33,10 +33,18 @@ def quotient(value, divisor, INTERPRETED: tl.constexpr):
 
 
 @triton.jit
-def quantise_groups(value, TOP: tl.constexpr, LEAST: tl.constexpr, TO: tl.constexpr, INTERPRETED: tl.constexpr):
-    """(value [groups, 128] in the fp8 type TO, fp32 scale of each group): the largest magnitude becomes TOP."""
+def quantise_groups(
+    value, TOP: tl.constexpr, LEAST: tl.constexpr, POWER_OF_TWO: tl.constexpr, TO: tl.constexpr,
+    INTERPRETED: tl.constexpr,
+):  # fmt: skip
+    """(value [groups, 128] in the fp8 type TO, fp32 scale of each group): the largest magnitude becomes TOP.
+
+    POWER_OF_TWO: scales are rounded up to one, and the largest magnitude becomes less.
+    """
     largest = tl.max(tl.abs(value), 1)
     scale = tl.maximum(tl.div_rn(largest, TOP), LEAST)
+    if POWER_OF_TWO:  # the least exponent with which the scale is not smaller
+        scale = ((scale.to(tl.int32, bitcast=True) + 0x7FFFFF) & 0x7F800000).to(tl.float32, bitcast=True)
     return round_to(tl.clamp(quotient(value, scale, INTERPRETED), -TOP, TOP), TO, INTERPRETED), scale
 
 
@@ -76,10 +84,10 @@ def rms_norm_quantise(
         x += tl.load(residual_ptr + row * K + columns, mask=inside, other=0.0).to(tl.float32)
         tl.store(total_ptr + row * K + columns, round_to(x, TYPE, INTERPRETED), mask=inside)
     squares = tl.sum(tl.sum(x * x, 1), 0)
-    inverse = tl.rsqrt(tl.div_rn(squares, float(K)) + EPSILON)
+    inverse = tl.rsqrt(tl.div_rn(squares, K * 1.0) + EPSILON)
     normed = round_to(x * inverse, TYPE, INTERPRETED).to(tl.float32)
     value = round_to(normed * weight.to(tl.float32), TYPE, INTERPRETED).to(tl.float32)
-    quantised, scale = quantise_groups(value, TOP, LEAST, out_ptr.dtype.element_ty, INTERPRETED)
+    quantised, scale = quantise_groups(value, TOP, LEAST, False, out_ptr.dtype.element_ty, INTERPRETED)
     tl.store(tl.max_contiguous(out_ptr + row * K + columns, (1, 8)), quantised, mask=inside)
     scale_ptrs = scale_ptr + row * scale_row_stride + groups.to(tl.int64) * scale_group_stride
     tl.store(scale_ptrs, scale, mask=groups < K // GROUP)
@@ -105,7 +113,27 @@ def silu_mul_quantise(
     gate = tl.load(gate_ptrs, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(gate_ptrs + SIZE, mask=inside, other=0.0).to(tl.float32)
     value = gate * (1.0 / (1.0 + tl.exp(-gate))) * up
-    quantised, scale = quantise_groups(value, TOP, LEAST, out_ptr.dtype.element_ty, INTERPRETED)
+    quantised, scale = quantise_groups(value, TOP, LEAST, False, out_ptr.dtype.element_ty, INTERPRETED)
+    tl.store(tl.max_contiguous(out_ptr + row * SIZE + columns, (1, 8)), quantised, mask=inside)
+    scale_ptrs = scale_ptr + row * scale_row_stride + groups.to(tl.int64) * scale_group_stride
+    tl.store(scale_ptrs, scale, mask=groups < SIZE // GROUP)
+
+
+@triton.jit
+def group_quantise(
+    x_ptr, out_ptr, scale_ptr, x_stride, scale_row_stride, scale_group_stride,
+    SIZE: tl.constexpr, GROUPS: tl.constexpr, TOP: tl.constexpr, LEAST: tl.constexpr, POWER_OF_TWO: tl.constexpr,
+    OVERLAP: tl.constexpr, INTERPRETED: tl.constexpr,
+):  # fmt: skip
+    """out [M, SIZE] in fp8 and its scales of x [M, SIZE]; programs as those of `silu_mul_quantise`."""
+    CHUNKS: tl.constexpr = (SIZE // GROUP + GROUPS - 1) // GROUPS
+    row = (tl.program_id(0) // CHUNKS).to(tl.int64)
+    groups = tl.program_id(0) % CHUNKS * GROUPS + tl.arange(0, GROUPS)
+    columns = groups[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
+    inside = (groups < SIZE // GROUP)[:, None] & (tl.arange(0, GROUP) < GROUP)[None, :]
+    start_overlapped(OVERLAP)
+    value = tl.load(x_ptr + row * x_stride + columns, mask=inside, other=0.0).to(tl.float32)
+    quantised, scale = quantise_groups(value, TOP, LEAST, POWER_OF_TWO, out_ptr.dtype.element_ty, INTERPRETED)
     tl.store(tl.max_contiguous(out_ptr + row * SIZE + columns, (1, 8)), quantised, mask=inside)
     scale_ptrs = scale_ptr + row * scale_row_stride + groups.to(tl.int64) * scale_group_stride
     tl.store(scale_ptrs, scale, mask=groups < SIZE // GROUP)

@@ -33,7 +33,8 @@ from gemmpipe.launch.build import compile_build, load_build
 from gemmpipe.plugins import quantise_operators as operators
 from gemmpipe.templates import fused_quantise as host
 
-NORM_KS, SILU_SIZES = (2048, 4096, 5120, 7168), (6144, 9728, 12288, 18432)
+NORM_KS, SILU_SIZES, GROUP_SIZES = (2048, 4096, 5120, 7168), (6144, 9728, 12288, 18432), (2048, 4096, 8192)
+NAMES = {"norm": operators.NORM, "silu": operators.SILU, "group": operators.GROUPS}
 ROWS = (1, 8, 16, 64, 256, 2048)
 PRODUCTS = ((6144, 4096, "norm"), (24576, 4096, "norm"), (4096, 12288, "silu"))
 PAIR_ROWS = (1, 16, 64, 256, 2048)
@@ -57,8 +58,10 @@ class Operands:
 
     def call(self, place: str) -> Callable[[], None]:
         """A call of the operator of `_C` (vLLM's) or `gemmpipe`."""
-        name = operators.NORM if self.op == "norm" else operators.SILU
-        function = getattr(getattr(torch.ops, place), name).default
+        function = getattr(getattr(torch.ops, place), NAMES[self.op]).default
+        if self.op == "group":  # as before DeepGEMM: scales rounded to powers of two
+            settled = (1e-10, -448.0, 448.0, True, True, True)
+            return lambda: function(self.x, self.out, self.scale, 128, *settled)
         if self.op == "norm":
             return lambda: function(self.out, self.x, self.weight, self.scale, EPSILON, None, self.residual, 128, True)
         return lambda: function(self.out, self.x, self.scale, 128, None, True)
@@ -66,25 +69,25 @@ class Operands:
     def with_shape(self, shape: host.LaunchShape, device: Device) -> Callable[[], None]:
         """A call of our kernel with this launch shape."""
         strides = self.scale.stride()
-        loaded = load_build(build_of(self.op, self.out.shape[1], shape, device), device)
+        kernel = host.bound_kernel(load_build(build_of(self.op, self.out.shape[1], shape, device), device))
         if self.op == "norm":
             assert self.weight is not None
             added = self.residual
-            return lambda: host.launch_norm(loaded, self.out, self.x, self.weight, self.scale, added, added, strides)
-        return lambda: host.launch_silu(loaded, self.out, self.x, self.scale, strides, shape)
+            return lambda: host.launch_norm(kernel, self.out, self.x, self.weight, self.scale, added, added, strides)
+        return lambda: host.launch_groups(kernel, self.out, self.x, self.scale, strides, shape)
 
 
 def operands(op: str, rows: int, columns: int) -> Operands:
-    """Random operands, scales M-major: those of the norm padded for TMA, as vLLM makes both."""
+    """Random operands, scales M-major: padded for TMA but those of SiLU, as vLLM makes them."""
     generator = torch.Generator(device="cuda").manual_seed(rows + columns)
 
     def random(*shape: int) -> torch.Tensor:
         return torch.randn(shape, generator=generator, device="cuda").bfloat16()
 
-    padded = -(-rows // 4) * 4 if op == "norm" else rows
+    padded = rows if op == "silu" else -(-rows // 4) * 4
     made = Operands(
         op=op,
-        x=random(rows, columns if op == "norm" else 2 * columns),
+        x=random(rows, 2 * columns if op == "silu" else columns),
         out=torch.zeros(rows, columns, dtype=FP8, device="cuda"),
         scale=torch.zeros(columns // 128, padded, device="cuda").t()[:rows],
     )
@@ -97,6 +100,8 @@ def build_of(op: str, columns: int, shape: host.LaunchShape, device: Device) -> 
     """The build of a launch shape in bf16."""
     if op == "norm":
         return host.norm_build(columns, "bfloat16", EPSILON, residual=True, shape=shape, device=device)
+    if op == "group":
+        return host.group_build(columns, "bfloat16", 1e-10, power_of_two=True, shape=shape, device=device)
     return host.silu_build(columns, "bfloat16", shape=shape, device=device)
 
 
@@ -115,7 +120,7 @@ def shapes_of(op: str, columns: int) -> list[host.LaunchShape]:
 
 def cases(rows: Sequence[int]) -> Iterator[tuple[str, int, int]]:
     """(quantiser, rows, columns)."""
-    for op, sizes in (("norm", NORM_KS), ("silu", SILU_SIZES)):
+    for op, sizes in (("norm", NORM_KS), ("silu", SILU_SIZES), ("group", GROUP_SIZES)):
         yield from ((op, m, columns) for columns in sizes for m in rows)
 
 
@@ -135,7 +140,7 @@ def load_vllm() -> None:
         if not folders:
             raise SystemExit("engine_quantisers: vllm is not importable")
         torch.ops.load_library(str(Path(folders[0]) / "_C_stable_libtorch.abi3.so"))
-    named = {name: getattr(torch.ops._C, name).default for name in (operators.NORM, operators.SILU)}
+    named = {name: getattr(torch.ops._C, name).default for name in NAMES.values()}
     operators.register_quantise_operators(named)
 
 
@@ -230,7 +235,7 @@ def compare(device: Device, limit_s: float) -> list[dict[str, object]]:
 def sweep(device: Device, limit_s: float) -> list[dict[str, object]]:
     """Every launch shape of every size, without overlap, against the chosen one."""
     begin, made = time.monotonic(), []
-    sizes = [("norm", k) for k in NORM_KS] + [("silu", size) for size in SILU_SIZES]
+    sizes = list(dict.fromkeys((op, columns) for op, _, columns in cases((1,))))
     with mock.patch.object(host, "uses_pdl", return_value=False):
         compile_all([build_of(op, n, s, device) for op, n in sizes for s in shapes_of(op, n)], device)
         print(f"compiled: {time.monotonic() - begin:.0f} s", flush=True)

@@ -16,11 +16,17 @@ FP8 = torch.float8_e4m3fn
 LEAST = 1.0 / (448.0 * 512.0)
 
 
-def quantise(value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def quantise(value: torch.Tensor, least: float = LEAST, rounded: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
     """(fp8 [M, K], scales [M, K / 128]) of fp32 values."""
     groups = value.unflatten(1, (-1, 128))
-    scale = (groups.abs().amax(2) / 448.0).clamp_min(LEAST)
+    scale = (groups.abs().amax(2) / 448.0).clamp_min(least)
+    scale = power_of_two(scale) if rounded else scale
     return (groups / scale[..., None]).clamp(-448, 448).flatten(1).to(FP8), scale
+
+
+def power_of_two(scale: torch.Tensor) -> torch.Tensor:
+    """Scales rounded up."""
+    return torch.exp2(torch.ceil(torch.log2(scale.double()))).float()
 
 
 def norm_reference(
@@ -74,20 +80,24 @@ def compare(found: torch.Tensor, scale: torch.Tensor, expected: torch.Tensor, sc
 
 
 def run(case: dict, device: str = "cpu") -> dict:
-    """One case: `op` norm or silu, `mk`, `x`, `layout`; `residual`, `row` (further elements between rows)."""
+    """One case: `op` norm, silu or group, `mk`, `x`, `layout`; `residual`, `row` (further elements between rows)."""
     (m, k), dtype, layout = case["mk"], getattr(torch, case["x"]), case["layout"]
     engine: list[str] = []
     with ExitStack() as stack:
         if device == "cpu":  # the interpreter: the operators see an H200
             stack.enter_context(mock.patch.object(operators, "runs_on", return_value=True))
             stack.enter_context(mock.patch.object(operators, "device_by_index", return_value=arch_device("sm_90")))
-            stack.enter_context(mock.patch.object(operators, "device_context", return_value=nullcontext()))
+            for name in ("device_context", "_current"):
+                stack.enter_context(mock.patch.object(operators, name, return_value=nullcontext()))
             stack.enter_context(mock.patch.object(operators, "is_capturing", return_value=False))
         stack.enter_context(mock.patch.dict(operators._ENGINE, clear=True))
         operators.register_quantise_operators(
-            {name: lambda *operands, name=name: engine.append(name) for name in (operators.NORM, operators.SILU)}
+            {
+                name: lambda *operands, name=name: engine.append(name)
+                for name in (operators.NORM, operators.SILU, operators.GROUPS)
+            }
         )
-        run_one = _norm if case["op"] == "norm" else _silu
+        run_one = {"norm": _norm, "silu": _silu, "group": _group}[case["op"]]
         return {**run_one(case, m, k, dtype, layout, device), "engine": engine}
 
 
@@ -109,4 +119,14 @@ def _silu(case: dict, m: int, size: int, dtype: torch.dtype, layout: str, device
     scale = scales_like(m, size // 128, layout, device)
     expected, scales = silu_reference(x)
     torch.ops.gemmpipe.silu_and_mul_per_block_quant(out, x, scale, 128, None, layout != "rows")
+    return compare(out, scale, expected, scales)
+
+
+def _group(case: dict, m: int, size: int, dtype: torch.dtype, layout: str, device: str) -> dict:
+    x, rounded = values(m, size, dtype, device, 5, case.get("row", 0)), case.get("rounded", False)
+    out = torch.full((m, size), float("nan"), dtype=FP8, device=device)
+    scale = scales_like(m, size // 128, layout, device)
+    expected, scales = quantise(x.float(), max(1e-10 / 448.0, 1e-10 * rounded), rounded)
+    settled = (1e-10, -448.0, 448.0, rounded, layout != "rows", layout == "padded")
+    torch.ops.gemmpipe.per_token_group_fp8_quant(x, out, scale, 128, *settled)
     return compare(out, scale, expected, scales)

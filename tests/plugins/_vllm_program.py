@@ -384,7 +384,8 @@ def quantisers(folder: Path, device: Any) -> dict[str, Any]:
 
     def forward(x: Any, residual: Any, weight: Any, pair: Any) -> Any:
         normed, total = torch.ops.vllm_ir.fused_add_rms_norm(x, residual, weight, 1e-6)
-        return *quantise(normed, tma_aligned_scales=True), *quantise(SiluAndMul.forward_native(pair)), total
+        alone = quantise(residual, use_ue8m0=True)
+        return *quantise(normed, tma_aligned_scales=True), *quantise(SiluAndMul.forward_native(pair)), total, *alone
 
     class Passes(CustomGraphPass):  # type: ignore[misc]
         def __init__(self) -> None:
@@ -409,6 +410,7 @@ def quantisers(folder: Path, device: Any) -> dict[str, Any]:
 
     config = settings(["none", "+quant_fp8"])
     config.device_config.device = torch.device("cpu")
+    config.compilation_config.pass_config.fuse_norm_quant = True
     x, residual = (random(6, 256, seed=seed).bfloat16() for seed in (1, 2))
     weight, pair = random(256, seed=3).abs().bfloat16(), random(6, 512, seed=4).bfloat16()
     expected = forward(x, residual.clone(), weight, pair)

@@ -143,7 +143,7 @@ EXPECTED = (
     ),
     Expected(module=f"{LAYERS}.fused_moe.config", name="FusedMoEParallelConfig", fields="use_ep"),
     Expected(module=f"{LAYERS}.fused_moe.config", name="FusedMoEParallelConfig.use_all2all_kernels"),
-    Expected(module=f"{FUSION}.rms_quant_fusion", name="FUSED_OPS", contains="_C.rms_norm_per_block_quant.default"),
+    Expected(module=f"{FUSION}.rms_quant_fusion", name="FUSED_OPS", contains="FusedRMSQuantKey(kFp8Static"),
     Expected(module=f"{FUSION}.rms_quant_fusion", name="FusedRMSQuantKey", fields="quant fused_add"),
     Expected(
         module=f"{FUSION}.rms_quant_fusion",

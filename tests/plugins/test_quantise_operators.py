@@ -146,12 +146,14 @@ def test_devices_with_kernels(gfx: str) -> None:
 def engine(monkeypatch: pytest.MonkeyPatch, calls: Calls) -> types.SimpleNamespace:
     """A vLLM with its passes' tables and operators, of which only names and schemas matter."""
     library = torch.library.Library("_C", "FRAGMENT")
-    for name in (operators.NORM, operators.SILU):
+    for name in (operators.NORM, operators.SILU, operators.GROUPS):
         library.define(name + operators.SCHEMAS[name])
     own = {name: getattr(torch.ops._C, name).default for name in (operators.NORM, operators.SILU)}
     keys = [types.SimpleNamespace(quant=quant, fused_add=added) for quant in (KEY, OTHER) for added in (False, True)]
 
     class Fusion:
+        pass_config = types.SimpleNamespace(fuse_norm_quant=True)
+
         def __call__(self, graph: Any) -> None:
             graph.fused = True
 
@@ -204,6 +206,22 @@ def test_the_entries_for_scales_of_128_become_ours(engine: types.SimpleNamespace
         assert engine.activations[KEY] is ours.silu_and_mul_per_block_quant.default
         assert engine.activations[OTHER] is engine.own[operators.SILU]
     assert operators._ENGINE[operators.NORM] is engine.own[operators.NORM]
+
+
+def test_quantisers_alone_become_ours_before_vllms_last_pass(engine: types.SimpleNamespace) -> None:
+    vllm_quantise.install()
+    theirs, ours = torch.ops._C.per_token_group_fp8_quant.default, torch.ops.gemmpipe.per_token_group_fp8_quant.default
+    for on in (False, True):
+        graph = torch.fx.Graph()
+        nodes = [
+            graph.call_function(auto_functionalized, (theirs,), {"group_size": size, "eps": 1e-10})
+            for size in (128, 64)
+        ]
+        last = engine.fix()
+        last.pass_config = types.SimpleNamespace(fuse_norm_quant=False, fuse_act_quant=on)
+        last(graph)
+        assert [node.args[0] for node in nodes] == [ours if on else theirs, theirs]
+        assert nodes[0].kwargs == {"group_size": 128, "eps": 1e-10}
 
 
 def test_a_table_without_the_operator_leaves_all_to_the_engine(engine: types.SimpleNamespace) -> None:

@@ -4,6 +4,7 @@ import pytest
 
 import gemmpipe
 from gemmpipe.plugins.scope import Takeover, inactive_line, read_scope, start_line
+from gemmpipe.plugins.vllm import vllm_scope
 
 VARIABLE = "GEMMPIPE_VLLM"
 
@@ -53,3 +54,17 @@ def test_the_line_groups_reasons() -> None:
         f"gemmpipe {version} in vLLM 0.25.1: takes over nothing; leaves"
     )
     assert inactive_line("vLLM 0.9", "unsupported version", ["x"]).endswith("does nothing (unsupported version); x")
+
+
+def test_vllm_has_one_kind_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """SGLang's plug-in has no quantisers: the word is unknown there."""
+    assert vllm_scope().kinds == ("linear", "moe", "quantise")
+    monkeypatch.setenv(VARIABLE, "quantise,linear")
+    assert vllm_scope().kinds == ("linear", "quantise")
+    assert vllm_scope().reason("moe") == "GEMMPIPE_VLLM=quantise,linear"
+    monkeypatch.setenv(VARIABLE, "quantize")
+    assert vllm_scope().off
+    assert vllm_scope().errors[0].startswith("GEMMPIPE_VLLM: 'quantize': unknown; did you mean 'quantise'?")
+    monkeypatch.setenv("GEMMPIPE_SGLANG", "quantise")
+    (error,) = read_scope("GEMMPIPE_SGLANG").errors
+    assert error.startswith("GEMMPIPE_SGLANG: 'quantise': unknown")

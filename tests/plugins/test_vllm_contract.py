@@ -135,7 +135,8 @@ def test_compiled_layers_have_one_operator(version: str) -> None:
 def test_fusion_passes_put_our_quantisers_into_graphs(version: str) -> None:
     """With the results of vLLM's own, and without its copy of the residual, an input of the graph."""
     found = results(version)["quantisers"]
-    assert found["operators"] == ["gemmpipe.rms_norm_per_block_quant_out", "gemmpipe.silu_and_mul_per_block_quant"]
+    names = ("per_token_group_fp8_quant", "rms_norm_per_block_quant_out", "silu_and_mul_per_block_quant")
+    assert found["operators"] == [f"gemmpipe.{name}" for name in names]
     assert found["errors"] == found["engine_errors"]
     assert max(found["errors"]) < 0.05
     assert (found["copies"], found["engine_copies"]) == (0, 1)

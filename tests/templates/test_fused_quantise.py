@@ -6,10 +6,11 @@ from interpreter_process import INTERPRETED, Interpreter
 
 from gemmpipe.core.device import arch_device
 from gemmpipe.launch.build import compile_kernel, read_resources
-from gemmpipe.templates.fused_quantise import LaunchShape, norm_build, norm_shape, silu_build, silu_shape
+from gemmpipe.templates.fused_quantise import LaunchShape, group_build, norm_build, norm_shape, silu_build, silu_shape
 
 H200 = arch_device("sm_90")
 UNITS = 132
+SHAPE = LaunchShape(groups=16, warps=8)
 CASES = [
     {"op": "norm", "mk": [3, 2048], "x": "bfloat16", "layout": "columns"},
     {"op": "norm", "mk": [5, 5120], "x": "bfloat16", "layout": "padded", "residual": True},
@@ -21,6 +22,10 @@ CASES = [
     {"op": "silu", "mk": [5, 1152], "x": "bfloat16", "layout": "rows"},
     {"op": "silu", "mk": [67, 640], "x": "float16", "layout": "columns"},
     {"op": "silu", "mk": [3, 128], "x": "bfloat16", "layout": "rows"},
+    {"op": "group", "mk": [1, 4096], "x": "bfloat16", "layout": "padded", "rounded": True},
+    {"op": "group", "mk": [5, 1152], "x": "bfloat16", "layout": "padded", "rounded": True},
+    {"op": "group", "mk": [70, 640], "x": "float16", "layout": "columns"},
+    {"op": "group", "mk": [3, 384], "x": "bfloat16", "layout": "rows", "row": 64},
 ]
 """Odd M, K that is no power of two, both layouts of scales and padded ones; other launch shapes (266 rows, 67)."""
 LEFT = [
@@ -91,11 +96,13 @@ def test_silu_has_two_programs_per_multiprocessor_where_there_are_enough_groups(
 
 
 @pytest.mark.compile
-@pytest.mark.parametrize("name", ["norm 4096", "norm 7168", "silu"])
+@pytest.mark.parametrize("name", ["norm 4096", "norm 7168", "silu", "group"])
 def test_loads_are_wide_and_nothing_spills(name: str) -> None:
     """All loads of x, residual and weight have 128 bits, all stores of fp8 64; no value passes shared memory."""
     if name == "silu":
-        build, loads = silu_build(12288, "bfloat16", shape=LaunchShape(groups=16, warps=8), device=H200), 2
+        build, loads = silu_build(12288, "bfloat16", shape=SHAPE, device=H200), 2
+    elif name == "group":
+        build, loads = group_build(4096, "bfloat16", 1e-10, power_of_two=True, shape=SHAPE, device=H200), 1
     else:
         k = int(name.split()[1])
         shape = norm_shape(16, k, UNITS)
