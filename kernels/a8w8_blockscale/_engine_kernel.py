@@ -1,7 +1,7 @@
 """The block-scaled product in the form of vLLM's and SGLang's Triton functions, for tuning their configurations.
 
 One program per tile, tiles in groups of rows of tiles, one scale of w per column, no prefetch and no split-K, so that a
-configuration takes the same time here as there. The order of the operations is theirs too: with the integers specialised
+configuration takes the same time here as there. The order of the operations is theirs too: with integers specialised
 as in their calls, the binary has the same instructions (Triton 3.6, sm_90).
 """
 

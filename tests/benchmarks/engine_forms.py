@@ -115,11 +115,18 @@ def random_cases(stand: Stand, count: int, configurations: int, seed: int) -> li
         for g in (1, 16, 32, 64) for w in (4, 8) for s in (2, 3, 4, 5)
     ]  # fmt: skip
     chosen = draw.sample([knobs for knobs in grid if stand.fits(64, 512, 1024, knobs)], configurations)
+    swapped = [
+        {"BLOCK_SIZE_M": m, "BLOCK_SIZE_N": n, "BLOCK_SIZE_K": k, "GROUP_SIZE_M": 1, "num_warps": 4, "num_stages": s,
+         "SWAP_AB": True, "SPLIT_K": splits}
+        for m in (16, 32, 64) for n in (64, 128) for k in (64, 128) for s in (3, 4, 5) for splits in (1, 4, 16)
+    ]  # fmt: skip
+    swapped = [knobs for knobs in swapped if stand.fits(64, 512, 1024, knobs)]  # by SGLang's kernel alone
+    chosen += draw.sample(swapped, min(len(swapped), configurations // 6))
     cases = []
     while len(cases) < count:
         (n, k), m, knobs = draw.choice(SIZES), draw.choice((*MS, 3, 11, 39, 181, 724, 2896)), draw.choice(chosen)
         tiles = -(-m // knobs["BLOCK_SIZE_M"]) * -(-n // knobs["BLOCK_SIZE_N"])
-        if tiles <= 20_000 and knobs["BLOCK_SIZE_M"] <= max(64, 2 * m):
+        if tiles <= 20_000 and knobs["BLOCK_SIZE_M"] <= max(64, 2 * m) and (m <= 256 or "SPLIT_K" not in knobs):
             forms = tuple(Candidate.of(label, knobs) for label in ("exact", "own", "real"))
             cases.append(Case(m=m, n=n, k=k, contenders=forms))
     return cases
@@ -230,8 +237,8 @@ def parsed(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--engine", choices=tuple(FORMATS), default="vllm")
     parser.add_argument("--published", type=Path, nargs="*", help="files or folders; default: the engine's own")
     parser.add_argument("--sizes", nargs="*", help="NxK ...; default: those of the files, or a list for agree")
-    parser.add_argument("--cases", type=int, default=90)
-    parser.add_argument("--configurations", type=int, default=45)
+    parser.add_argument("--cases", type=int, default=120)
+    parser.add_argument("--configurations", type=int, default=54)
     parser.add_argument("--experts", type=int, default=48, help="all: configurations of vLLM's experts")
     parser.add_argument("--rounds", type=int, default=11)
     parser.add_argument("--seed", type=int, default=1)
