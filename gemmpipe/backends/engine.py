@@ -28,7 +28,7 @@ class EngineImplementation(Implementation):
     """An engine's function for some products: the label is the engine's name, the knobs are the engine's alone.
 
     Screened with a kernel of the same form, so that builds compile in parallel; the finals call the engine's own
-    function if it is installed (`finals_implementation`).
+    function if it is installed, else the kernel in its exact form (`finals_implementation`, `exact_form`).
     """
 
     kind: str = GEMM_KIND
@@ -52,6 +52,10 @@ class EngineImplementation(Implementation):
     @abstractmethod
     def unavailable_reason(self) -> str | None:
         """Why the engine's own function cannot be called, or None. May import the engine."""
+
+    def exact_form(self) -> "EngineImplementation":
+        """The kernel compiled as the engine compiles its own, where screening runs fewer binaries that differ in it."""
+        return self
 
     @abstractmethod
     def call_on_meta(self, spec: GemmSpec, knobs: Knobs) -> None:
@@ -140,9 +144,15 @@ class EngineProduct(EngineImplementation):
         operands = (x, w, x_scale, w_scale)
         self.function.launch(operands, list(spec.w_scale.block), torch_dtype(spec.out_dtype), dict(knobs))()
 
+    def exact_form(self) -> "EngineProduct":
+        """With the kernel's own form for the finals."""
+        return replace(self, kernel=self.kernel.finals_implementation())
+
     def finals_implementation(self) -> Implementation:
-        """The engine's function if it can be imported, else the kernel."""
-        return self if self.calls_engine or self.unavailable_reason() else replace(self, calls_engine=True)
+        """The engine's function if it can be imported, else the kernel in its exact form."""
+        if self.calls_engine:
+            return self
+        return self.exact_form() if self.unavailable_reason() else replace(self, calls_engine=True)
 
     def bind(
         self, spec: GemmSpec, knobs: Knobs, device: Device, inputs: Inputs, prepared: Prepared, out: "torch.Tensor"

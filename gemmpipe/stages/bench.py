@@ -226,7 +226,8 @@ def _finalist_s(us: object, timer: Timer, device: Device) -> float:
 
 
 def _finals_builds(jobs: Sequence[FinalsJob], ready: "pd.DataFrame", context: Context) -> FinalsBuilds:
-    timed = ready[ready["status"] != ""]
+    # An engine's finals have candidates of neighbouring Ms, and another form than its screening.
+    timed = ready if context.engine_target is not None else ready[ready["status"] != ""]
     return FinalsBuilds(jobs, set(zip(timed["problem"].tolist(), timed["candidate"].tolist(), strict=True)), context)
 
 

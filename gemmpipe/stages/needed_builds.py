@@ -1,8 +1,12 @@
-"""The builds of a candidate: for screening in one memory order of x's block scales, for the finals in all orders."""
+"""The builds of a candidate: for screening in one memory order of x's block scales, for the finals in all orders.
+
+An engine's kernel has another form in the finals than in screening.
+"""
 
 import contextlib
 from collections.abc import Collection, Iterable
 
+from gemmpipe.backends.engine import EngineImplementation
 from gemmpipe.bench.finals import FinalsJob
 from gemmpipe.core.data import Build, Candidate, Device, Knobs, Problem
 from gemmpipe.core.events import counted
@@ -23,17 +27,26 @@ def screening_builds(implementation: Implementation, spec: GemmSpec, knobs: Knob
     return implementation.builds(spec.with_scale_order(spec.x_scale_orders[0]), knobs, device)
 
 
+def finals_form(implementation: Implementation) -> Implementation:
+    """The implementation whose builds the finals launch; imports no engine.
+
+    Where an engine is installed the finals call its function, which compiles by itself: no other form is needed.
+    """
+    if isinstance(implementation, EngineImplementation) and not implementation.folders():
+        return implementation.exact_form()
+    return implementation
+
+
 def extra_order_builds(
     implementation: Implementation, spec: GemmSpec, knobs: Knobs, device: Device
 ) -> tuple[Build, ...]:
-    """The builds for the other orders, in which the finals time it, without those that screening needs."""
-    if len(spec.x_scale_orders) == 1:
+    """The builds for the other orders and the form in which the finals time it, without those that screening needs."""
+    form = finals_form(implementation)
+    if len(spec.x_scale_orders) == 1 and form is implementation:
         return ()
     known = {build.id for build in screening_builds(implementation, spec, knobs, device)}
     needed = (
-        b
-        for order in implementation.timed_scale_orders(spec)
-        for b in implementation.builds(spec.with_scale_order(order), knobs, device)
+        b for order in form.timed_scale_orders(spec) for b in form.builds(spec.with_scale_order(order), knobs, device)
     )
     return tuple({b.id: b for b in needed if b.id not in known}.values())
 
@@ -85,7 +98,7 @@ class FinalsBuilds:
         self._ahead.replace(builds.values())
         if builds:
             done = sum(build in self._ahead.errors for build in builds)
-            kernels = f"{counted(len(builds), 'kernel')} for the other order of x's scales"
+            kernels = f"{counted(len(builds), 'kernel')} beyond those of the screening"
             context.events.emit("detail", f"bench: {kernels}, {done:,} compiled during screening")
 
     def send(self, *, enough_ready: bool) -> None:

@@ -1,7 +1,11 @@
-"""Launch of the kernel in the engines' form (_engine_kernel.py), with the engines' knobs and operand layouts alone."""
+"""Launch of the kernel in the engines' form (_engine_kernel.py), with the engines' knobs and operand layouts alone.
+
+Screening runs few binaries: GROUP_SIZE_M is an argument. In the exact form of the finals each binary has the
+instructions of the engine's own.
+"""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from gemmpipe.core.data import Build, Device, Knobs, Scalar
@@ -48,6 +52,8 @@ class EngineBlockscale(KernelImplementation):
     """True if pointers to scales advance in steps (SGLang) instead of being computed for each K block (vLLM)."""
     masks_always: bool
     """True if loads are masked even when K is a whole number of tiles (vLLM)."""
+    exact: bool = False
+    """True if integers are specialised as in the engine's own call, and GROUP_SIZE_M is a constant of the binary."""
 
     def check(self, space: "Space") -> None:
         """Raises UserError for an unknown axis or a value out of range."""
@@ -96,32 +102,48 @@ class EngineBlockscale(KernelImplementation):
             return f"size: an operand has over {_MAX_ELEMENTS} elements, the engine's kernel has 32-bit offsets"
         return tile_violation(spec, {**NEUTRAL_VALUES, **knobs}, device, accumulators=2, parts=False)
 
+    def finals_implementation(self) -> "EngineBlockscale":
+        """The exact form: what is handed out is timed as the engine compiles it."""
+        return replace(self, exact=True)
+
     def builds(self, spec: GemmSpec, knobs: Knobs, device: Device) -> tuple[Build, ...]:
         """One build; M = 1 is a constant, as in Triton's own calls."""
-        integers, pointers = self._integers(spec), operand_pointers(spec)
+        integers, pointers = self.integers(spec), operand_pointers(spec)
         del pointers["bias_ptr"]
-        constants: dict[str, Scalar] = {"M": 1} if spec.m == 1 else {}
-        constants |= tile_constants(knobs)
+        constants, divisible = self._specialisation(integers, knobs)
         ragged = spec.k % int_knob(knobs, "BLOCK_SIZE_K") != 0
-        constants |= {"MASKED": self.masks_always or ragged, "STEPPED": self.stepped}
-        kinds = {**pointers, **dict.fromkeys(integers, "i32"), **dict.fromkeys(constants, "constexpr")}
+        constants |= {**tile_constants(knobs), "MASKED": self.masks_always or ragged, "STEPPED": self.stepped}
+        kinds = {**pointers, **dict.fromkeys((*integers, "group_m"), "i32"), **dict.fromkeys(constants, "constexpr")}
         build = Build(
             kernel=_KERNEL,
             source_hash=kernel_hash(_KERNEL),
             signature=tuple(kinds.items()),
             constants=tuple(constants.items()),
-            aligned=(*pointers, *(name for name in _DIVISIBILITY_INTEGERS if integers[name] % 16 == 0)),
+            aligned=(*pointers, *divisible),
             options=tuple((name, knobs[name]) for name in ("num_stages", "num_warps", *AMD_KNOBS) if name in knobs),
             line_info=True,
         )
         return (build,)
 
-    def _integers(self, spec: GemmSpec) -> dict[str, int]:
-        """Every integer parameter, in the order of the kernel's signature."""
+    def _specialisation(self, integers: Mapping[str, int], knobs: Knobs) -> tuple[dict[str, Scalar], list[str]]:
+        """The integers that are constants of the binary, and those that the compiler takes as divisible by 16.
+
+        Exact: as Triton specialises the engine's call, in which GROUP_SIZE_M is a constant. Else one binary serves all
+        groups, and all M but 1.
+        """
+        if not self.exact:
+            ones: dict[str, Scalar] = {"M": 1} if integers["M"] == 1 else {}
+            return ones, [name for name in _DIVISIBILITY_INTEGERS if integers[name] % 16 == 0]
+        constants: dict[str, Scalar] = {name: 1 for name, value in integers.items() if value == 1}
+        constants["group_m"] = int_knob(knobs, "GROUP_SIZE_M")
+        return constants, [name for name, value in integers.items() if value % 16 == 0 and name not in constants]
+
+    def integers(self, spec: GemmSpec) -> dict[str, int]:
+        """Every integer parameter but for the group's height, in the order of the kernel's signature."""
         own = size_arguments(spec, scale_group=SCALE_BLOCK)
         names = ("x_stride", "w_stride", "out_stride", "x_scale_stride", "w_scale_stride")
         blocks = {"scale_rows": SCALE_BLOCK, "scale_step": SCALE_BLOCK}
-        return {**{n: own[n] for n in "MNK"}, **blocks, **{name: own[name] for name in names}, "group_m": 1}
+        return {**{n: own[n] for n in "MNK"}, **blocks, **{name: own[name] for name in names}}
 
     def kernel_name(self, knobs: Knobs) -> str:
         """`engine_product@3fa9c1d2`."""
@@ -137,7 +159,7 @@ class EngineBlockscale(KernelImplementation):
         if scales is None:
             raise ValueError("block scales are missing")
         given = {
-            **self._integers(spec),
+            **self.integers(spec),
             "group_m": int_knob(knobs, "GROUP_SIZE_M"),
             "x_ptr": inputs.x,
             "w_ptr": prepared.weights.w,

@@ -91,12 +91,15 @@ class EngineBlockscaleHopper(EngineBlockscale):
     def _sum_build(self, spec: GemmSpec, splits: int) -> Build:
         kinds = {"parts_ptr": "*fp32", "out_ptr": operand_pointers(spec)["out_ptr"], "elements": "i32"}
         constants: dict[str, Scalar] = {"SPLITS": splits, "BLOCK": _SUM_BLOCK}
+        elements = spec.m * spec.n
+        if self.exact:
+            constants["elements"] = elements
         return Build(
             kernel=_SUM,
             source_hash=kernel_hash(_SUM),
             signature=tuple({**kinds, **dict.fromkeys(constants, "constexpr")}.items()),
             constants=tuple(constants.items()),
-            aligned=("parts_ptr", "out_ptr", *(("elements",) if spec.m * spec.n % 16 == 0 else ())),
+            aligned=("parts_ptr", "out_ptr", *(() if self.exact or elements % 16 else ("elements",))),
             options=(),
             line_info=True,
         )
@@ -125,10 +128,10 @@ class EngineBlockscaleHopper(EngineBlockscale):
         )
         if splits == 1:
             return _call(out, product)
-        elements = spec.m * spec.n
-        add = load_build(builds[1], device).launcher(
-            (-(-elements // _SUM_BLOCK), 1, 1), {"parts_ptr": target, "out_ptr": out, "elements": elements}
-        )
+        parts: dict[str, object] = {"parts_ptr": target, "out_ptr": out}
+        if not self.exact:
+            parts["elements"] = spec.m * spec.n
+        add = load_build(builds[1], device).launcher((-(-spec.m * spec.n // _SUM_BLOCK), 1, 1), parts)
         return _call(out, product, add)
 
     def binder(self, spec: GemmSpec, knobs: Knobs, device: Device) -> Callable[[Operands], Launch]:

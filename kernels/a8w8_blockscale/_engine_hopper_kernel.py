@@ -20,55 +20,61 @@ def engine_product_hopper(
 
     SWAPPED: the tile of w is the first operand of the product, which then has BLOCK_SIZE_N rows.
     """
-    pid, split = tl.program_id(0), tl.program_id(1)
-    steps = tl.cdiv(K, BLOCK_SIZE_K)
-    share = tl.cdiv(steps, SPLITS)
+    pid = tl.program_id(0)
+    split = tl.program_id(1)
+    share = tl.cdiv(tl.cdiv(K, BLOCK_SIZE_K), SPLITS)
     first = split * share
     out_ptr += split * M * N
-    tiles_m, tiles_n = tl.cdiv(M, BLOCK_SIZE_M), tl.cdiv(N, BLOCK_SIZE_N)
+    tiles_m = tl.cdiv(M, BLOCK_SIZE_M)
+    tiles_n = tl.cdiv(N, BLOCK_SIZE_N)
     whole = group_m * tiles_n
-    top = (pid // whole) * group_m
+    group = pid // whole
+    top = group * group_m
     height = min(tiles_m - top, group_m)
-    tile_m, tile_n = top + (pid % height), (pid % whole) // height
-    first_row, first_column = tile_m * BLOCK_SIZE_M, tile_n * BLOCK_SIZE_N
+    tile_m = top + (pid % height)
+    tile_n = (pid % whole) // height
+    rows = (tile_m * BLOCK_SIZE_M + tl.arange(0, BLOCK_SIZE_M)) % M
+    columns = (tile_n * BLOCK_SIZE_N + tl.arange(0, BLOCK_SIZE_N)) % N
     ks = tl.arange(0, BLOCK_SIZE_K)
-    rows = (first_row + tl.arange(0, BLOCK_SIZE_M)) % M
-    columns = (first_column + tl.arange(0, BLOCK_SIZE_N)) % N
+    x_ptrs = x_ptr + (rows[:, None] * x_stride + ks[None, :])
+    w_ptrs = w_ptr + (ks[:, None] + columns[None, :] * w_stride)
+    x_scale_ptrs = x_scale_ptr + rows * x_scale_stride
+    w_scale_ptrs = w_scale_ptr + (columns // scale_rows) * w_scale_stride
     per_group = scale_step // BLOCK_SIZE_K
-    x_ptrs = x_ptr + (rows[:, None] * x_stride + ks[None, :]) + first * BLOCK_SIZE_K
-    w_ptrs = w_ptr + (ks[:, None] + columns[None, :] * w_stride) + first * BLOCK_SIZE_K
-    x_scale_ptrs = x_scale_ptr + rows * x_scale_stride + first // per_group
-    w_scale_ptrs = w_scale_ptr + (columns // scale_rows) * w_scale_stride + first // per_group
+    x_ptrs += first * BLOCK_SIZE_K
+    w_ptrs += first * BLOCK_SIZE_K
+    x_scale_ptrs += first // per_group
+    w_scale_ptrs += first // per_group
     if SWAPPED:
         acc = tl.zeros((BLOCK_SIZE_N, BLOCK_SIZE_M), dtype=tl.float32)
     else:
         acc = tl.zeros((BLOCK_SIZE_M, BLOCK_SIZE_N), dtype=tl.float32)
-    for k in range(first, tl.minimum(first + share, steps)):
+    for k in range(first, tl.minimum(first + share, tl.cdiv(K, BLOCK_SIZE_K))):
         if MASKED:
-            left = K - k * BLOCK_SIZE_K
-            x = tl.load(x_ptrs, mask=ks[None, :] < left, other=0.0)
-            w = tl.load(w_ptrs, mask=ks[:, None] < left, other=0.0)
+            x = tl.load(x_ptrs, mask=ks[None, :] < K - k * BLOCK_SIZE_K, other=0.0)
+            w = tl.load(w_ptrs, mask=ks[:, None] < K - k * BLOCK_SIZE_K, other=0.0)
         else:
             x = tl.load(x_ptrs)
             w = tl.load(w_ptrs)
         x_scale = tl.load(x_scale_ptrs)
         w_scale = tl.load(w_scale_ptrs)
-        moved = tl.where((k + 1) % per_group == 0, 1, 0)
+        step = tl.where((k + 1) % per_group == 0, 1, 0)
         if SWAPPED:
             acc += tl.dot(tl.trans(w), tl.trans(x)) * w_scale[:, None] * x_scale[None, :]
         else:
             acc += tl.dot(x, w) * x_scale[:, None] * w_scale[None, :]
         x_ptrs += BLOCK_SIZE_K
         w_ptrs += BLOCK_SIZE_K
-        x_scale_ptrs += moved
-        w_scale_ptrs += moved
+        x_scale_ptrs += step
+        w_scale_ptrs += step
     if SWAPPED:
         acc = tl.trans(acc)
-    out_rows = first_row + tl.arange(0, BLOCK_SIZE_M)
-    out_columns = first_column + tl.arange(0, BLOCK_SIZE_N)
-    inside = (out_rows[:, None] < M) & (out_columns[None, :] < N)
+    out = acc.to(out_ptr.dtype.element_ty)
+    out_rows = tile_m * BLOCK_SIZE_M + tl.arange(0, BLOCK_SIZE_M)
+    out_columns = tile_n * BLOCK_SIZE_N + tl.arange(0, BLOCK_SIZE_N)
     out_ptrs = out_ptr + out_stride * out_rows[:, None] + out_columns[None, :]
-    tl.store(out_ptrs, acc.to(out_ptr.dtype.element_ty), mask=inside)
+    inside = (out_rows[:, None] < M) & (out_columns[None, :] < N)
+    tl.store(out_ptrs, out, mask=inside)
 
 
 @triton.jit

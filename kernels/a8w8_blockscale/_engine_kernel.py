@@ -1,7 +1,8 @@
 """The block-scaled product in the form of vLLM's and SGLang's Triton functions, for tuning their configurations.
 
 One program per tile, tiles in groups of rows of tiles, one scale of w per column, no prefetch and no split-K, so that a
-configuration takes the same time here as there.
+configuration takes the same time here as there. The order of the operations is theirs too: with integers specialised
+as in their calls, the binary has the same instructions (Triton 3.6, sm_90).
 """
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
@@ -21,47 +22,53 @@ def engine_product(
 
     A scale of w is for `scale_rows` rows of it, and a scale of x or w for `scale_step` elements along K. MASKED: the
     last tile along K may be ragged. STEPPED: pointers to scales advance with the last tile of a group, instead of being
-    computed from the tile's offset.
+    computed from the tile's offset. `group_m`, rows of tiles in a group, may be a constant of the binary.
     """
     pid = tl.program_id(0)
-    tiles_m, tiles_n = tl.cdiv(M, BLOCK_SIZE_M), tl.cdiv(N, BLOCK_SIZE_N)
+    tiles_m = tl.cdiv(M, BLOCK_SIZE_M)
+    tiles_n = tl.cdiv(N, BLOCK_SIZE_N)
     whole = group_m * tiles_n
-    top = (pid // whole) * group_m
+    group = pid // whole
+    top = group * group_m
     height = min(tiles_m - top, group_m)
-    tile_m, tile_n = top + (pid % height), (pid % whole) // height
-    first_row, first_column = tile_m * BLOCK_SIZE_M, tile_n * BLOCK_SIZE_N
-    ks = tl.arange(0, BLOCK_SIZE_K)
+    tile_m = top + (pid % height)
+    tile_n = (pid % whole) // height
     # Rows and columns beyond the end wrap around: loads need a mask along K only.
-    rows = (first_row + tl.arange(0, BLOCK_SIZE_M)) % M
-    columns = (first_column + tl.arange(0, BLOCK_SIZE_N)) % N
+    rows = (tile_m * BLOCK_SIZE_M + tl.arange(0, BLOCK_SIZE_M)) % M
+    columns = (tile_n * BLOCK_SIZE_N + tl.arange(0, BLOCK_SIZE_N)) % N
+    ks = tl.arange(0, BLOCK_SIZE_K)
     x_ptrs = x_ptr + (rows[:, None] * x_stride + ks[None, :])
     w_ptrs = w_ptr + (ks[:, None] + columns[None, :] * w_stride)
     x_scale_ptrs = x_scale_ptr + rows * x_scale_stride
     w_scale_ptrs = w_scale_ptr + (columns // scale_rows) * w_scale_stride
+    per_group = scale_step // BLOCK_SIZE_K
     acc = tl.zeros((BLOCK_SIZE_M, BLOCK_SIZE_N), dtype=tl.float32)
     for k in range(tl.cdiv(K, BLOCK_SIZE_K)):
         if MASKED:
-            left = K - k * BLOCK_SIZE_K
-            x = tl.load(x_ptrs, mask=ks[None, :] < left, other=0.0)
-            w = tl.load(w_ptrs, mask=ks[:, None] < left, other=0.0)
+            x = tl.load(x_ptrs, mask=ks[None, :] < K - k * BLOCK_SIZE_K, other=0.0)
+            w = tl.load(w_ptrs, mask=ks[:, None] < K - k * BLOCK_SIZE_K, other=0.0)
         else:
             x = tl.load(x_ptrs)
             w = tl.load(w_ptrs)
         if STEPPED:
             x_scale = tl.load(x_scale_ptrs)
             w_scale = tl.load(w_scale_ptrs)
-            moved = tl.where((k + 1) % (scale_step // BLOCK_SIZE_K) == 0, 1, 0)
-            x_scale_ptrs += moved
-            w_scale_ptrs += moved
+            step = tl.where((k + 1) % per_group == 0, 1, 0)
+            acc += tl.dot(x, w) * x_scale[:, None] * w_scale[None, :]
+            x_ptrs += BLOCK_SIZE_K
+            w_ptrs += BLOCK_SIZE_K
+            x_scale_ptrs += step
+            w_scale_ptrs += step
         else:
             block = k * BLOCK_SIZE_K // scale_step
             x_scale = tl.load(x_scale_ptrs + block)
             w_scale = tl.load(w_scale_ptrs + block)
-        acc += tl.dot(x, w) * x_scale[:, None] * w_scale[None, :]
-        x_ptrs += BLOCK_SIZE_K
-        w_ptrs += BLOCK_SIZE_K
-    out_rows = first_row + tl.arange(0, BLOCK_SIZE_M)
-    out_columns = first_column + tl.arange(0, BLOCK_SIZE_N)
-    inside = (out_rows[:, None] < M) & (out_columns[None, :] < N)
+            acc += tl.dot(x, w) * x_scale[:, None] * w_scale[None, :]
+            x_ptrs += BLOCK_SIZE_K
+            w_ptrs += BLOCK_SIZE_K
+    out = acc.to(out_ptr.dtype.element_ty)
+    out_rows = tile_m * BLOCK_SIZE_M + tl.arange(0, BLOCK_SIZE_M)
+    out_columns = tile_n * BLOCK_SIZE_N + tl.arange(0, BLOCK_SIZE_N)
     out_ptrs = out_ptr + out_stride * out_rows[:, None] + out_columns[None, :]
-    tl.store(out_ptrs, acc.to(out_ptr.dtype.element_ty), mask=inside)
+    inside = (out_rows[:, None] < M) & (out_columns[None, :] < N)
+    tl.store(out_ptrs, out, mask=inside)

@@ -21,6 +21,7 @@ from gemmpipe.kernels.fmoe._engine_launch_plan import (
     EngineForm,
     engine_launch_steps,
     engine_scratch,
+    exact_build,
     sums_in_torch,
     swaps_ab,
 )
@@ -44,12 +45,14 @@ _AXES = (*REQUIRED_AXES, "GROUP_SIZE_M", *AMD_KNOBS, KERNEL_TYPE)
 class EngineExperts(MultiLaunchImplementation, EngineImplementation):
     """The grouped Triton kernel of an engine with its alignment, quantisation, activation and sum.
 
-    `calls_engine`: the engine's own function is called instead.
+    `calls_engine`: the engine's own function is called instead. `exact`: the products are compiled as the engine does,
+    where screening has one binary for all values of GROUP_SIZE_M.
     """
 
     kind = MOE_KIND
     form: EngineForm
     calls_engine: bool = False
+    exact: bool = False
 
     @property
     def label(self) -> str:  # type: ignore[override]
@@ -124,7 +127,9 @@ class EngineExperts(MultiLaunchImplementation, EngineImplementation):
 
     def launch_plan(self, spec: GemmSpec, knobs: Knobs, device: Device) -> LaunchPlan:
         """The launches with their builds."""
-        return _planned(self.form, spec, tuple(sorted(knobs.items())), device, self.interpreted())
+        interpreted = self.interpreted()
+        exact = self.exact and not interpreted
+        return _planned(self.form, spec, tuple(sorted(knobs.items())), device, interpreted=interpreted, exact=exact)
 
     def scratch(self, spec: GemmSpec, knobs: Knobs) -> Mapping[str, TensorShape]:
         """The tensors between the launches."""
@@ -156,9 +161,15 @@ class EngineExperts(MultiLaunchImplementation, EngineImplementation):
         """The function on operands without memory."""
         engine_moe.call_on_meta(self.label, spec, knobs)
 
+    def exact_form(self) -> "EngineExperts":
+        """These launches with the products compiled as the engine does."""
+        return replace(self, exact=True)
+
     def finals_implementation(self) -> "EngineExperts":
-        """The engine's own function if it can be called, else these launches."""
-        return self if self.calls_engine or self.unavailable_reason() else replace(self, calls_engine=True)
+        """The engine's own function if it can be called, else these launches in the exact form."""
+        if self.calls_engine:
+            return self
+        return self.exact_form() if self.unavailable_reason() else replace(self, calls_engine=True)
 
     def bind(
         self, spec: GemmSpec, knobs: Knobs, device: Device, inputs: Inputs, prepared: Prepared, out: "torch.Tensor"
@@ -191,12 +202,21 @@ def _scale_group(spec: GemmSpec) -> int:
 
 @lru_cache(maxsize=4096)
 def _planned(
-    form: EngineForm, spec: GemmSpec, items: tuple[tuple[str, Scalar], ...], device: Device, interpreted: bool
+    form: EngineForm,
+    spec: GemmSpec,
+    items: tuple[tuple[str, Scalar], ...],
+    device: Device,
+    *,
+    interpreted: bool,
+    exact: bool,
 ) -> LaunchPlan:
     knobs = dict(items)
     dtypes = dtypes_of(spec, engine_scratch(spec, knobs))
     made = engine_launch_steps(form, spec, knobs, device, interpreted=interpreted)
-    return tuple((step, replace(step.build(dtypes), line_info=True)) for step in made)
+    builds = [replace(step.build(dtypes), line_info=True) for step in made]
+    if exact:
+        builds = [exact_build(step, build) for step, build in zip(made, builds, strict=True)]
+    return tuple(zip(made, builds, strict=True))
 
 
 ENGINES: Mapping[str, EngineExperts] = {form.label: EngineExperts(form=form) for form in (VLLM, SGLANG)}

@@ -2,7 +2,8 @@
 
 Engines load configurations for that kernel, to which times of another form (fused activation, early exits, unmasked
 operands) do not apply. The form: one program per tile over the largest number of blocks that a routing can make, rows
-and the end of K masked in every load, 64-bit row offsets, one load of w's scales per column.
+and the end of K masked in every load, 64-bit row offsets, one load of w's scales per column. The order of operations is
+vLLM's too: with integers specialised as in its call, the binary has the same instructions (Triton 3.6, sm_90).
 """
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
@@ -10,23 +11,12 @@ and the end of K masked in every load, 64-bit row offsets, one load of w's scale
 import triton
 import triton.language as tl
 
-from gemmpipe.templates.device_fns import round_to, swizzle2d
-
-
-@triton.jit
-def load_tile_pairs(pairs_ptr, tile_m, pairs, BLOCK_SIZE_M: tl.constexpr, NAIVE: tl.constexpr):
-    """The pairs (row * topk + choice) of a tile in 64 bits; `pairs` itself is padding. NAIVE: one pair per tile."""
-    offsets = tl.arange(0, BLOCK_SIZE_M).to(tl.int64)
-    if NAIVE:
-        pair = tl.where(offsets == 0, tile_m, pairs)
-    else:
-        pair = tl.load(pairs_ptr + tile_m * BLOCK_SIZE_M + offsets)
-    return pair.to(tl.int64)
+from gemmpipe.templates.device_fns import round_to
 
 
 @triton.jit
 def set_count(count_ptr, count):
-    """Store the number of blocks, which engines fill in when they do not sort."""
+    """Store the number of padded rows, which engines fill in when they do not sort."""
     tl.store(count_ptr, count)
 
 
@@ -40,14 +30,14 @@ def count_pairs(ids_ptr, counts_ptr, pairs, experts, CHUNK: tl.constexpr):
 
 @triton.jit
 def begin_experts(
-    counts_ptr, next_ptr, owners_ptr, blocks_ptr, experts, BLOCK_SIZE_M: tl.constexpr, BINS: tl.constexpr
+    counts_ptr, next_ptr, owners_ptr, padded_ptr, experts, BLOCK_SIZE_M: tl.constexpr, BINS: tl.constexpr
 ):  # fmt: skip
-    """One program: next_ptr gets each expert's first row, owners_ptr each block's expert, blocks_ptr their number."""
+    """One program: next_ptr gets each expert's first row, owners_ptr each block's expert, padded_ptr their rows."""
     bins = tl.arange(0, BINS)
     counts = tl.load(counts_ptr + bins, mask=bins < experts, other=0)
     own = (counts + BLOCK_SIZE_M - 1) // BLOCK_SIZE_M
     ends = tl.cumsum(own, 0)
-    tl.store(blocks_ptr, tl.sum(own, 0))
+    tl.store(padded_ptr, tl.sum(own, 0) * BLOCK_SIZE_M)
     tl.store(next_ptr + bins, (ends - own) * BLOCK_SIZE_M)
     for i in range(tl.max(own, 0)):
         tl.store(owners_ptr + ends - own + i, bins, mask=i < own)
@@ -74,110 +64,109 @@ def fill_pairs(pairs_ptr, counts_ptr, rows, value, CHUNK: tl.constexpr, BINS: tl
 
 
 @triton.jit
-def load_operand(ptrs, rows_present, ks_present, EVEN_K: tl.constexpr):
-    """Load a tile of x or w; `rows_present` is None for w, whose rows past the end repeat others."""
-    if rows_present is None:
-        value = tl.load(ptrs) if EVEN_K else tl.load(ptrs, mask=ks_present, other=0.0)
-    else:
-        present = rows_present if EVEN_K else rows_present & ks_present
-        value = tl.load(ptrs, mask=present, other=0.0)
-    return value
-
-
-@triton.jit
-def dot_accumulate(acc, x, w, SWAP_AB: tl.constexpr, INTERPRETED: tl.constexpr):
-    """acc + x @ w, or with SWAP_AB w @ x with the operands transposed."""
-    if INTERPRETED and x.dtype == tl.bfloat16:  # Triton's interpreter multiplies bf16 as raw integers
-        x, w = x.to(tl.float32), w.to(tl.float32)
-    if SWAP_AB:
-        acc = tl.dot(w, x, acc=acc)
-    else:
-        acc = tl.dot(x, w, acc=acc)
-    return acc
-
-
-@triton.jit
-def accumulate_scaled(acc, product, x_scale, w_scale, SWAP_AB: tl.constexpr):
-    """acc + product times the scales of this K block: x_scale per row of x, w_scale per column of w."""
-    if SWAP_AB:
-        acc += product * w_scale[:, None] * x_scale[None, :]
-    else:
-        acc += product * x_scale[:, None] * w_scale[None, :]
-    return acc
-
-
-@triton.jit
-def store_rows(
-    total, x_scale_ptr, w_scale_ptr, shares_ptr, out_ptr, pair, real, row, expert, columns, tile_n, N,
-    BLOCK_SIZE_N: tl.constexpr, SCALES: tl.constexpr, INTERPRETED: tl.constexpr,
-):  # fmt: skip
-    """Store a tile in the output's type, times the scales of whole rows and the pairs' shares."""
-    if SCALES == "row":
-        x_scale = tl.load(x_scale_ptr + row, mask=real, other=0.0)
-        total *= x_scale[:, None] * tl.load(w_scale_ptr + expert * N + columns)[None, :]
-    if shares_ptr is not None:
-        total *= tl.load(shares_ptr + pair, mask=real, other=0.0)[:, None]
-    stored = tile_n * BLOCK_SIZE_N + tl.arange(0, BLOCK_SIZE_N)
-    out_ptrs = out_ptr + pair[:, None] * N + stored[None, :]
-    inside = real[:, None] & (stored < N)[None, :]
-    tl.store(out_ptrs, round_to(total, out_ptr.dtype.element_ty, INTERPRETED), mask=inside)
-
-
-@triton.jit
 def engine_experts(
-    x_ptr, w_ptr, x_scale_ptr, w_scale_ptr, shares_ptr, out_ptr, pairs_ptr, owners_ptr, blocks_ptr,
-    N, K, tiles_m, pairs, x_scale_stride, w_scale_stride, group_m,
+    x_ptr, w_ptr, x_scale_ptr, w_scale_ptr, shares_ptr, out_ptr, pairs_ptr, owners_ptr, padded_ptr,
+    N, K, rows, pairs, x_stride, w_expert_stride, w_stride, out_stride,
+    x_scale_stride, w_scale_expert_stride, w_scale_stride, group_m,
     BLOCK_SIZE_M: tl.constexpr, BLOCK_SIZE_N: tl.constexpr, BLOCK_SIZE_K: tl.constexpr, TOPK: tl.constexpr,
     SCALES: tl.constexpr, GROUP: tl.constexpr, SWAP_AB: tl.constexpr, NAIVE: tl.constexpr, EVEN_K: tl.constexpr,
     INTERPRETED: tl.constexpr,
 ):  # fmt: skip
     """out[pair, N] = x[pair // TOPK, K] @ w[expert of the pair, N, K]^T, times the pair's share if there are shares.
 
-    Blocks of rows are those of `align`: owners_ptr has the expert of each, blocks_ptr their number. NAIVE: every pair
-    is a block of its own, owners_ptr has the pairs' experts. SCALES: `none`, `row` (x_scale [rows],
-    w_scale [E, N]) or `block` (x_scale [rows, x_scale_stride], w_scale [E, ceil(N / GROUP), w_scale_stride]).
+    There are tiles for `rows` padded rows; padded_ptr has how many of them this routing needs, owners_ptr the expert of
+    each tile. A pair is row * topk + choice, `pairs` itself is padding. NAIVE: every pair is a tile of its own,
+    owners_ptr has the pairs' experts. SCALES: `none`, `row` (x_scale [rows], w_scale [E, N]) or `block` (x_scale [rows,
+    x_scale_stride], w_scale [E, ceil(N / GROUP), w_scale_stride]). `group_m` may be a constant of the binary.
     """
-    tile_m, tile_n = swizzle2d(tl.program_id(0), tiles_m, tl.cdiv(N, BLOCK_SIZE_N), group_m)
-    if tile_m >= tl.load(blocks_ptr):
+    pid = tl.program_id(0)
+    tiles_m = tl.cdiv(rows, BLOCK_SIZE_M)
+    tiles_n = tl.cdiv(N, BLOCK_SIZE_N)
+    whole = group_m * tiles_n
+    group = pid // whole
+    top = group * group_m
+    height = min(tiles_m - top, group_m)
+    tile_m = top + ((pid % whole) % height)
+    tile_n = (pid % whole) // height
+    offsets = tl.arange(0, BLOCK_SIZE_M).to(tl.int64)
+    padded = tl.load(padded_ptr)
+    if tile_m * BLOCK_SIZE_M >= padded:
         return
-    pair = load_tile_pairs(pairs_ptr, tile_m, pairs, BLOCK_SIZE_M, NAIVE)
-    real, row = pair < pairs, pair // TOPK
+    if not NAIVE:
+        places = tile_m * BLOCK_SIZE_M + offsets
+        pair = tl.load(pairs_ptr + places)
+    else:
+        pair = tl.where(offsets == 0, tile_m, pairs)
+    pair = pair.to(tl.int64)
+    real = pair < pairs
     expert = tl.load(owners_ptr + tile_m).to(tl.int64)
+    if expert == -1:  # of another device
+        zeros = tl.zeros((BLOCK_SIZE_M, BLOCK_SIZE_N), dtype=out_ptr.dtype.element_ty)
+        zero_columns = tile_n * BLOCK_SIZE_N + tl.arange(0, BLOCK_SIZE_N)
+        zero_ptrs = out_ptr + out_stride * pair[:, None] + zero_columns[None, :]
+        zero_inside = real[:, None] & (zero_columns[None, :] < N)
+        tl.store(zero_ptrs, zeros, mask=zero_inside)
+        return
     columns = (tile_n * BLOCK_SIZE_N + tl.arange(0, BLOCK_SIZE_N).to(tl.int64)) % N
     ks = tl.arange(0, BLOCK_SIZE_K)
-    w_ptr += expert * N * K
     if SWAP_AB:
-        x_ptrs = x_ptr + (ks[:, None] + row[None, :] * K)
-        w_ptrs = w_ptr + (columns[:, None] * K + ks[None, :])
-        acc = tl.zeros((BLOCK_SIZE_N, BLOCK_SIZE_M), tl.float32)
+        x_ptrs = x_ptr + (ks[:, None] + pair[None, :] // TOPK * x_stride)
+        w_ptrs = w_ptr + expert * w_expert_stride + (columns[:, None] * w_stride + ks[None, :])
     else:
-        x_ptrs = x_ptr + (row[:, None] * K + ks[None, :])
-        w_ptrs = w_ptr + (ks[:, None] + columns[None, :] * K)
-        acc = tl.zeros((BLOCK_SIZE_M, BLOCK_SIZE_N), tl.float32)
-    x_scales, w_scales = row, columns  # read only where scales vary along K
+        x_ptrs = x_ptr + (pair[:, None] // TOPK * x_stride + ks[None, :])
+        w_ptrs = w_ptr + expert * w_expert_stride + (ks[:, None] + columns[None, :] * w_stride)
     if SCALES == "block":
-        x_scales = x_scale_ptr + row * x_scale_stride
-        w_scales = w_scale_ptr + expert * tl.cdiv(N, GROUP) * w_scale_stride + columns // GROUP * w_scale_stride
+        x_scale_ptrs = x_scale_ptr + (pair // TOPK) * x_scale_stride
+        w_scale_ptrs = w_scale_ptr + expert * w_scale_expert_stride + (columns // GROUP) * w_scale_stride
+    elif SCALES == "row":
+        w_scale = tl.load(w_scale_ptr + expert * w_scale_expert_stride + columns[None, :] * w_scale_stride)
+        x_scale = tl.load(x_scale_ptr + (pair // TOPK) * x_scale_stride, mask=real, other=0.0)[:, None]
+    if SWAP_AB:
+        acc = tl.zeros((BLOCK_SIZE_N, BLOCK_SIZE_M), dtype=tl.float32)
+    else:
+        acc = tl.zeros((BLOCK_SIZE_M, BLOCK_SIZE_N), dtype=tl.float32)
     for k in range(tl.cdiv(K, BLOCK_SIZE_K)):
-        left = K - k * BLOCK_SIZE_K
         if SWAP_AB:
-            x = load_operand(x_ptrs, real[None, :], ks[:, None] < left, EVEN_K)
-            w = load_operand(w_ptrs, None, ks[None, :] < left, EVEN_K)
+            x_inside = (ks[:, None] < K - k * BLOCK_SIZE_K) & real[None, :]
+            w_inside = ks[None, :] < K - k * BLOCK_SIZE_K
         else:
-            x = load_operand(x_ptrs, real[:, None], ks[None, :] < left, EVEN_K)
-            w = load_operand(w_ptrs, None, ks[:, None] < left, EVEN_K)
+            x_inside = real[:, None] & (ks[None, :] < K - k * BLOCK_SIZE_K)
+            w_inside = ks[:, None] < K - k * BLOCK_SIZE_K
+        if EVEN_K:
+            x = tl.load(x_ptrs, mask=real[None, :] if SWAP_AB else real[:, None], other=0.0)
+            w = tl.load(w_ptrs)
+        else:
+            x = tl.load(x_ptrs, mask=x_inside, other=0.0)
+            w = tl.load(w_ptrs, mask=w_inside, other=0.0)
+        if INTERPRETED and x.dtype == tl.bfloat16:  # Triton's interpreter multiplies bf16 as raw integers
+            x = x.to(tl.float32)
+            w = w.to(tl.float32)
         if SCALES == "block":
-            group = k * BLOCK_SIZE_K // GROUP
-            x_scale = tl.load(x_scales + group, mask=real, other=0.0)
-            w_scale = tl.load(w_scales + group)
-            product = dot_accumulate(tl.zeros_like(acc), x, w, SWAP_AB, INTERPRETED)
-            acc = accumulate_scaled(acc, product, x_scale, w_scale, SWAP_AB)
+            block = k * BLOCK_SIZE_K // GROUP
+            x_scale = tl.load(x_scale_ptrs + block, mask=real, other=0.0)
+            w_scale = tl.load(w_scale_ptrs + block)
+            if SWAP_AB:
+                acc += tl.dot(w, x) * w_scale[:, None] * x_scale[None, :]
+            else:
+                acc += tl.dot(x, w) * x_scale[:, None] * w_scale[None, :]
+        elif SCALES == "row":
+            if SWAP_AB:
+                acc = tl.dot(w, x, acc=acc)
+            else:
+                acc = tl.dot(x, w, acc=acc)
         else:
-            acc = dot_accumulate(acc, x, w, SWAP_AB, INTERPRETED)
+            acc += tl.dot(x, w)
         x_ptrs += BLOCK_SIZE_K
         w_ptrs += BLOCK_SIZE_K
-    total = tl.trans(acc) if SWAP_AB else acc
-    store_rows(
-        total, x_scale_ptr, w_scale_ptr, shares_ptr, out_ptr, pair, real, row, expert, columns, tile_n, N,
-        BLOCK_SIZE_N, SCALES, INTERPRETED,
-    )  # fmt: skip
+    if SWAP_AB:
+        acc = tl.trans(acc)
+    if SCALES == "row":
+        acc = acc * x_scale * w_scale
+    if shares_ptr is not None:
+        share = tl.load(shares_ptr + pair, mask=real, other=0)
+        acc *= share[:, None]
+    out = round_to(acc, out_ptr.dtype.element_ty, INTERPRETED)
+    out_columns = tile_n * BLOCK_SIZE_N + tl.arange(0, BLOCK_SIZE_N)
+    out_ptrs = out_ptr + out_stride * pair[:, None] + out_columns[None, :]
+    inside = real[:, None] & (out_columns[None, :] < N)
+    tl.store(out_ptrs, out, mask=inside)

@@ -5,9 +5,9 @@ vLLM 0.25.1 `fused_moe.py` (`fused_experts_impl`, `_prepare_expert_assignment`),
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from gemmpipe.core.data import Device, Knobs
+from gemmpipe.core.data import Build, Device, Knobs, Scalar
 from gemmpipe.family import GemmSpec
 from gemmpipe.family.moe import require_experts
 from gemmpipe.kernels.fmoe._launch_plan import (
@@ -24,6 +24,7 @@ from gemmpipe.templates.params import AMD_KNOBS, int_knob, tile_constants
 from gemmpipe.templates.tiled import ceil_div, stage_knobs
 
 MODULE = "gemmpipe.kernels.fmoe._engine_kernel"
+PRODUCT = "engine_experts"
 _MAX_MOE_SUM_TOPK = 4
 _NAIVE_FACTOR = 4
 """vLLM does not sort where each expert has a pair in `_NAIVE_FACTOR` tokens at most: pairs * 4 <= experts."""
@@ -49,6 +50,25 @@ VLLM = EngineForm(label="vllm", naive=True, even_k=False, clamps=True, apart=Fal
 SGLANG = EngineForm(label="sglang", naive=False, even_k=True, clamps=False, apart=True)
 
 
+def exact_build(step: LaunchStep, build: Build) -> Build:
+    """The build of a product as Triton specialises the engine's call, in which GROUP_SIZE_M is a constant.
+
+    Other launches are ours: engines have libraries in their place.
+    """
+    if step.kernel != PRODUCT:
+        return build
+    constants: dict[str, Scalar] = {name: 1 for name, value in step.integers.items() if value == 1}
+    constants["group_m"] = step.integers["group_m"]
+    pointers = [name for name in build.aligned if name not in step.integers]
+    divisible = [name for name, value in step.integers.items() if value % 16 == 0 and name not in constants]
+    return replace(
+        build,
+        signature=tuple((name, "constexpr" if name in constants else kind) for name, kind in build.signature),
+        constants=(*build.constants, *constants.items()),
+        aligned=(*pointers, *divisible),
+    )
+
+
 def is_naive(form: EngineForm, spec: GemmSpec) -> bool:
     """True if the engine leaves the pairs of this call unsorted."""
     experts = require_experts(spec)
@@ -63,7 +83,7 @@ def engine_scratch(spec: GemmSpec, knobs: Knobs) -> dict[str, TensorShape]:
     found: dict[str, TensorShape] = {
         "pairs": ((blocks * block_m,), INT),
         "owners": ((blocks,), INT),
-        "blocks": ((1,), INT),
+        "padded": ((1,), INT),
         "counts": ((histogram_bins(spec),), INT),
         "next": ((histogram_bins(spec),), INT),
         "wide": ((pairs, experts.w1_rows), spec.x_dtype),
@@ -88,7 +108,9 @@ def engine_launch_steps(
     x, inner = ("q", "inner_q") if quantised else ("x", "inner")
     if quantised:
         found.append(activate_step(spec, quantised, "x", "q", (spec.m, spec.k), "none", False, interpreted))
-    found += [_count_step(pairs)] if is_naive(form, spec) else _sort_steps(spec, knobs)
+    found += (
+        [_count_step(pairs * int_knob(knobs, "BLOCK_SIZE_M"))] if is_naive(form, spec) else _sort_steps(spec, knobs)
+    )
     found.append(_product_step(form, spec, knobs, 1, x, device, interpreted))
     found.append(
         activate_step(
@@ -135,7 +157,7 @@ def _sort_steps(spec: GemmSpec, knobs: Knobs) -> list[LaunchStep]:
         LaunchStep(
             kernel="begin_experts",
             module=MODULE,
-            tensors={"counts_ptr": "counts", "next_ptr": "next", "owners_ptr": "owners", "blocks_ptr": "blocks"},
+            tensors={"counts_ptr": "counts", "next_ptr": "next", "owners_ptr": "owners", "padded_ptr": "padded"},
             integers={"experts": experts.count},
             constants={"BLOCK_SIZE_M": block_m, "BINS": bins},
             grid=(1, 1, 1),
@@ -151,12 +173,12 @@ def _sort_steps(spec: GemmSpec, knobs: Knobs) -> list[LaunchStep]:
     ]
 
 
-def _count_step(pairs: int) -> LaunchStep:
+def _count_step(rows: int) -> LaunchStep:
     return LaunchStep(
         kernel="set_count",
         module=MODULE,
-        tensors={"count_ptr": "blocks"},
-        integers={"count": pairs},
+        tensors={"count_ptr": "padded"},
+        integers={"count": rows},
         constants={},
         grid=(1, 1, 1),
         options={"num_warps": 1},
@@ -167,24 +189,27 @@ def _product_step(
     form: EngineForm, spec: GemmSpec, knobs: Knobs, stage: int, x: str, device: Device, interpreted: bool
 ) -> LaunchStep:
     experts, own = require_experts(spec), stage_knobs(knobs, stage)
-    naive = is_naive(form, spec)
+    naive, block_m = is_naive(form, spec), int_knob(own, "BLOCK_SIZE_M")
     n, k = (experts.w1_rows, spec.k) if stage == 1 else (spec.n, experts.inner)
-    tiles_m = spec.m * experts.topk if naive else engine_m_tiles(spec, int_knob(own, "BLOCK_SIZE_M"))
+    pairs = spec.m * experts.topk
+    rows = pairs * block_m if naive else engine_rows(spec, block_m)
     shares = (stage == 1) == experts.weight_first
     granularity = spec.w_scale.granularity if spec.w_scale else "none"
     group = spec.w_scale.block[1] if spec.w_scale and granularity == "block" else 1
-    groups = ceil_div(k, group) if granularity == "block" else 1
     return LaunchStep(
-        kernel="engine_experts",
+        kernel=PRODUCT,
         module=MODULE,
         tensors=_tensors(spec, stage, x, naive=naive, shares=shares),
         integers={
             "N": n,
             "K": k,
-            "tiles_m": tiles_m,
-            "pairs": spec.m * experts.topk,
-            "x_scale_stride": groups,
-            "w_scale_stride": groups,
+            "rows": rows,
+            "pairs": pairs,
+            "x_stride": k,
+            "w_expert_stride": n * k,
+            "w_stride": k,
+            "out_stride": n,
+            **_scale_strides(granularity, n, k, group),
             "group_m": int_knob(own, "GROUP_SIZE_M"),
         },
         constants={
@@ -197,9 +222,22 @@ def _product_step(
             "EVEN_K": form.even_k and k % int_knob(own, "BLOCK_SIZE_K") == 0,
             "INTERPRETED": interpreted,
         },
-        grid=(tiles_m * ceil_div(n, int_knob(own, "BLOCK_SIZE_N")), 1, 1),
+        grid=(ceil_div(rows, block_m) * ceil_div(n, int_knob(own, "BLOCK_SIZE_N")), 1, 1),
         options={name: own[name] for name in ("num_warps", "num_stages", *AMD_KNOBS) if name in own},
     )
+
+
+def _scale_strides(granularity: str, n: int, k: int, group: int) -> dict[str, int]:
+    """Strides of x's scales by row, and of w's by expert and by row of scales; 0 without scales, as engines pass it."""
+    if granularity == "block":
+        groups = ceil_div(k, group)
+        return {
+            "x_scale_stride": groups,
+            "w_scale_expert_stride": ceil_div(n, group) * groups,
+            "w_scale_stride": groups,
+        }
+    by_row = int(granularity == "row")
+    return {"x_scale_stride": by_row, "w_scale_expert_stride": n * by_row, "w_scale_stride": by_row}
 
 
 def _tensors(spec: GemmSpec, stage: int, x: str, *, naive: bool, shares: bool) -> Mapping[str, str | None]:
@@ -214,20 +252,21 @@ def _tensors(spec: GemmSpec, stage: int, x: str, *, naive: bool, shares: bool) -
         "out_ptr": out,
         "pairs_ptr": None if naive else "pairs",
         "owners_ptr": "ids" if naive else "owners",
-        "blocks_ptr": "blocks",
+        "padded_ptr": "padded",
     }
 
 
-def engine_m_tiles(spec: GemmSpec, block_m: int) -> int:
-    """Tiles along M that the engines launch: the most that a routing can make (`moe_align_block_size`)."""
+def engine_rows(spec: GemmSpec, block_m: int) -> int:
+    """Padded rows for which the engines launch tiles: the most that a routing can make (`moe_align_block_size`)."""
     experts = require_experts(spec)
     pairs = spec.m * experts.topk
     rows = pairs + experts.count * (block_m - 1)
-    if pairs < experts.count:
-        rows = min(pairs * block_m, rows)
-    if spec.m < block_m:
-        rows = min(rows, pairs * block_m)
-    return ceil_div(rows, block_m)
+    return min(pairs * block_m, rows) if pairs < experts.count else rows
+
+
+def engine_m_tiles(spec: GemmSpec, block_m: int) -> int:
+    """Tiles along M that the engines launch."""
+    return ceil_div(engine_rows(spec, block_m), block_m)
 
 
 def swaps_ab(spec: GemmSpec, knobs: Knobs, device: Device) -> bool:

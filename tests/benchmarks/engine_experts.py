@@ -1,10 +1,10 @@
 """vLLM's `fused_experts` on a GPU: does our kernel of its form take as long, and are written files faster than its own?
 
-    python tests/benchmarks/engine_experts.py agree --configs 24 --limit 150
-    python tests/benchmarks/engine_experts.py files FOLDER --limit 150
+    python tests/benchmarks/engine_experts.py agree --cases 60 --limit-s 95
+    python tests/benchmarks/engine_experts.py files FOLDER --limit-s 150
 
 Needs vLLM importable beside torch. Every figure is of one process: CUDA graphs, contenders interleaved, median of nine
-replays; the engine's Triton kernels are compiled beforehand by several processes into Triton's cache.
+replays (agree: five); all kernels are compiled beforehand by several processes into Triton's cache.
 """
 
 import argparse
@@ -15,6 +15,8 @@ import math
 import os
 import random
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -56,6 +58,8 @@ AXES = {
 _FAILURES = (RuntimeError, ValueError, AssertionError, TritonError)
 FAMILY = load_family("fmoe")
 ENGINE = ENGINES["vllm"]
+FORMS = {"exact": ENGINE.exact_form(), "own": ENGINE}
+"""What the finals time where there is no engine, and what screening times."""
 
 
 @dataclass(frozen=True)
@@ -167,47 +171,87 @@ def warm_all(jobs: list[tuple[Case, dict]], processes: int) -> None:
     print(f"compiled for {len(jobs)} calls in {time.monotonic() - begin:.0f} s", flush=True)
 
 
-def agree(arguments: argparse.Namespace, device: Device) -> None:
+def random_jobs(count: int, device: Device) -> list[tuple[Case, dict]]:
+    """Random configurations, spread over mixtures, dtypes and three numbers of tokens; sorted, as weights are large."""
     cases = [Case(m, d, t) for m in MIXTURES for d in ("bfloat16", FP8) for t in (4, 64, 1024)]
-    draw = random.Random(3)
-    jobs: list[tuple[Case, dict]] = []
-    for case in cases:
-        for _ in range(arguments.configs):
-            knobs = ENGINE.normalise(case.spec, {name: draw.choice(values) for name, values in AXES.items()}, device)
-            if (
-                ENGINE.unsupported_reason(case.spec, knobs, device) is None
-                and ENGINE.dominated_reason(case.spec, knobs, device) is None
-            ):
-                jobs.append((case, dict(knobs)))
-    with ProcessPoolExecutor(14, mp_context=get_context("spawn")) as pool:
-        builds = {b for case, knobs in jobs for b in ENGINE.builds(case.spec, knobs, device)}
-        list(pool.map(compile_build, builds, [device] * len(builds), chunksize=4))
-    warm_all(jobs, 12)
-    deadline, rows = time.monotonic() + arguments.limit, []
-    for case, knobs in jobs:
-        if time.monotonic() > deadline:
-            print("time is up")
+    draw, jobs = random.Random(3), []
+    for case in itertools.cycle(cases):  # some have no configuration: fp8 with 192 columns
+        knobs = ENGINE.normalise(case.spec, {name: draw.choice(values) for name, values in AXES.items()}, device)
+        if (
+            ENGINE.unsupported_reason(case.spec, knobs, device) is None
+            and ENGINE.dominated_reason(case.spec, knobs, device) is None
+        ):
+            jobs.append((case, dict(knobs)))
+        if len(jobs) == count:
             break
-        inputs, weights = operands(case)
-        out = torch.empty(case.spec.out_shape, dtype=getattr(torch, case.spec.out_dtype), device="cuda")
+    return sorted(jobs, key=lambda job: (job[0].mixture, job[0].dtype))
+
+
+def launch_share(jobs: list[tuple[Case, dict]], share: str, device: Device) -> None:
+    """Compile both forms of each of this process's jobs, and launch the engine's function once."""
+    part, _, parts = share.partition("/")
+    first, end = (len(jobs) * i // int(parts) for i in (int(part), int(part) + 1))
+    mine = jobs[first:end]  # neighbours have the same weights
+    for case, knobs in mine:
+        for form in FORMS.values():
+            for build in form.builds(case.spec, knobs, device):
+                compile_build(build, device)
+    warm(mine)
+
+
+def compile_ahead(arguments: argparse.Namespace) -> None:
+    """Processes with a share of the jobs each."""
+    begin = time.monotonic()
+    command = [sys.executable, __file__, "agree", "--cases", str(arguments.cases)]
+    these = [subprocess.Popen([*command, "--share", f"{i}/{arguments.processes}"]) for i in range(arguments.processes)]
+    for process in these:
+        process.wait()
+    print(f"compiled ahead in {time.monotonic() - begin:.1f} s", flush=True)
+
+
+def agree(arguments: argparse.Namespace, device: Device) -> None:
+    """Both forms against the engine's function."""
+    begun = time.monotonic()
+    jobs = random_jobs(arguments.cases, device)
+    if arguments.share:
+        launch_share(jobs, arguments.share, device)
+        return
+    if arguments.processes:
+        compile_ahead(arguments)
+    rows: list[list[object]] = []
+    for case, knobs in jobs:
+        if time.monotonic() - begun > arguments.limit_s:
+            print(f"stopped after {arguments.limit_s:g} s")
+            break
         try:
-            own = ENGINE.bind(case.spec, knobs, device, inputs, Prepared(weights=weights), out)
-            theirs = engine_call(case, knobs)
-            error = ((own().float() - theirs().float()).norm() / theirs().float().norm()).item()
-            times = interleaved_us({"own": graph_of(own), "vllm": graph_of(theirs)}, case.tokens, 5)
+            rows.append(agreement(case, knobs, device))
         except _FAILURES as failure:
             print("failed", case, knobs, repr(failure)[:150], flush=True)
             torch.cuda.synchronize()
-            continue
-        rows.append([case.mixture, case.dtype, case.tokens, json.dumps(knobs), times["own"], times["vllm"], error])
-    write(arguments, "agree_experts.csv", "mixture dtype tokens knobs own_us vllm_us error", rows)
-    apart = [row[4] / row[5] - 1 for row in rows]
-    within = sum(abs(a) <= 0.03 for a in apart) / max(1, len(apart))
-    print(f"{len(rows)} configurations, {within:.1%} within 3 %, worst {max(apart):+.1%} {min(apart):+.1%}")
-    for tokens in (4, 64, 1024):
-        some = [row[4] / row[5] for row in rows if row[2] == tokens]
-        if some:
-            print(f"  {tokens} tokens: geomean own over vllm {geomean(some):.3f}, {min(some):.3f} to {max(some):.3f}")
+    write(arguments, "agree_experts.csv", "mixture dtype tokens knobs exact_us own_us vllm_us error", rows)
+    for form, column in (("exact", 4), ("screening's", 5)):
+        ratios = [row[column] / row[6] for row in rows]
+        within = sum(abs(ratio - 1) <= 0.03 for ratio in ratios) / max(1, len(ratios))
+        print(f"{len(rows)} configurations, {form} form: {within:.1%} within 3 %, own / vllm {geomean(ratios):.4f} "
+              f"({min(ratios):.3f} to {max(ratios):.3f})")  # fmt: skip
+        for tokens in (4, 64, 1024):
+            some = [row[column] / row[6] for row in rows if row[2] == tokens]
+            if some:
+                print(f"  {tokens} tokens: geomean {geomean(some):.3f}, {min(some):.3f} to {max(some):.3f}")
+        for row in sorted(rows, key=lambda row: abs(math.log(row[column] / row[6])))[-4:]:
+            print("  ", *row[:4], *(f"{value:.4g}" for value in row[4:]))
+
+
+def agreement(case: Case, knobs: Knobs, device: Device) -> list[object]:
+    """A row: times of the exact form, of the screening's and of the engine's function, and the forms' difference."""
+    inputs, weights = operands(case)
+    out = torch.empty(case.spec.out_shape, dtype=getattr(torch, case.spec.out_dtype), device="cuda")
+    calls = {n: f.bind(case.spec, knobs, device, inputs, Prepared(weights=weights), out) for n, f in FORMS.items()}
+    calls["vllm"] = engine_call(case, knobs)
+    mine, theirs = calls["exact"]().float().clone(), calls["vllm"]().float()
+    error = ((mine - theirs).norm() / theirs.norm()).item()
+    times = interleaved_us({name: graph_of(call) for name, call in calls.items()}, case.tokens, 5)
+    return [case.mixture, case.dtype, case.tokens, json.dumps(knobs), *(times[name] for name in calls), error]
 
 
 def geomean(values: list[float]) -> float:
@@ -215,7 +259,8 @@ def geomean(values: list[float]) -> float:
 
 
 def write(arguments: argparse.Namespace, name: str, header: str, rows: list[list[object]]) -> None:
-    with (Path(arguments.out) / name).open("w", newline="") as file:
+    path = Path(arguments.out)
+    with (path / name if path.is_dir() else path).open("w", newline="") as file:
         table = csv.writer(file)
         table.writerow(header.split())
         table.writerows(rows)
@@ -269,7 +314,7 @@ def files(arguments: argparse.Namespace, device: Device) -> None:
                     case = Case(mixture, dtype, tokens)
                     jobs += [(case, "ours", nearest(ours, tokens)), (case, "published", dict(published(case)))]
     warm_all(list({(c, json.dumps(k)): (c, k) for c, _, k in jobs}.values()), 12)
-    rows, deadline = [], time.monotonic() + arguments.limit
+    rows, deadline = [], time.monotonic() + arguments.limit_s
     for case in dict.fromkeys(case for case, _, _ in jobs):
         if time.monotonic() > deadline:
             print("time is up")
@@ -300,9 +345,11 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("mode", choices=("agree", "files"))
     parser.add_argument("folder", nargs="?")
-    parser.add_argument("--configs", type=int, default=8)
-    parser.add_argument("--limit", type=float, default=150)
-    parser.add_argument("--out", default=os.environ.get("OUT", "."))
+    parser.add_argument("--cases", type=int, default=60, help="agree: configurations")
+    parser.add_argument("--limit-s", type=float, default=95)
+    parser.add_argument("--processes", type=int, default=14, help="agree: that compile ahead; 0: none")
+    parser.add_argument("--out", default=os.environ.get("OUT", "."), help="a folder, or the CSV")
+    parser.add_argument("--share", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     device = gpu_device(0)
     (agree if arguments.mode == "agree" else files)(arguments, device)

@@ -1,11 +1,12 @@
-"""Engines' own Triton functions on this GPU: python tests/benchmarks/engine_forms.py agree|files ...
+"""Engines' own Triton functions on this GPU: python tests/benchmarks/engine_forms.py all|agree|files ...
 
 agree: our kernel of an engine's form against the engine's function, over random products and configurations: the
-share within 3 % and the worst. files FOLDER: the engine's function with the files in FOLDER against its published
-file, or its default where there is none: geometric mean and worst by regime of M, the geometric middles between keys
-included.
+share within 3 % and the worst, for the exact form (of the finals) and for that of the screening. files FOLDER: the
+engine's function with the files in FOLDER against its published file, or its default where there is none: geometric
+mean and worst by regime of M, the geometric middles between keys included. all: agree for vLLM, for SGLang and for
+vLLM's experts (engine_experts.py), one after the other within --limit-s, compiled ahead together; CSVs in --out.
 
-Both time in CUDA graphs, on cold weights in rotation, interleaved, and write a CSV. The engine must be importable;
+All time in CUDA graphs, on cold weights in rotation, interleaved, and write a CSV. The engine must be importable;
 `--without-library` defines the operators that vLLM asks for at import, for a vLLM without its compiled library.
 """
 
@@ -44,16 +45,19 @@ OPERATORS = ("cutlass_scaled_mm_supports_fp8", "cutlass_scaled_mm_supports_block
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """Two candidates (label, knobs) of one product, side by side."""
+    """Candidates (label, knobs) of one product, side by side; the last one is what the others are compared with."""
 
     m: int
     n: int
     k: int
-    pair: tuple[Candidate, Candidate]
+    contenders: tuple[Candidate, ...]
 
 
 class Stand:
-    """What a process times with: `own` is our kernel of the form, `real` the engine's function."""
+    """What a process times with: `real` is the engine's function, `exact` and `own` are our kernel of its form.
+
+    `exact` is what the finals time where there is no engine, `own` what screening times.
+    """
 
     def __init__(self, engine: str) -> None:
         self.family: Family = load_family(FAMILY)
@@ -63,7 +67,8 @@ class Stand:
             raise SystemExit(f"engine_forms: {reason}")
         assert isinstance(found, EngineProduct)
         self.product, self.clock = found, clock_for(self.device)
-        self.bench = WorkerBench(self.family, {"own": found.kernel, "real": found.finals_implementation()}, self.device)
+        forms = {"own": found.kernel, "exact": found.exact_form().kernel, "real": found.finals_implementation()}
+        self.bench = WorkerBench(self.family, forms, self.device)
 
     def problem(self, case: Case) -> Problem:
         """The product of a case."""
@@ -73,32 +78,32 @@ class Stand:
 
     def fits(self, m: int, n: int, k: int, knobs: Knobs) -> bool:
         """Whether a configuration of the form can run."""
-        case = Case(m=m, n=n, k=k, pair=(Candidate.of("own", knobs),) * 2)
+        case = Case(m=m, n=n, k=k, contenders=())
         return self.product.unsupported_reason(self.family.spec(self.problem(case)), knobs, self.device) is None
 
     def once(self, case: Case) -> None:
-        """Launch both once: what they have to have compiled is in Triton's disk cache then."""
+        """Launch each once: what they have to have compiled is in Triton's disk cache then."""
         setup = self.bench.set_up(self.problem(case))
-        for candidate in case.pair:
+        for candidate in case.contenders:
             setup.bind(candidate, 0)()
         self.clock.synchronize()
 
-    def race(self, case: Case, rounds: int) -> tuple[list[float], list[float], float]:
-        """A sample of each a round, us; and how far the second's result is from the first's, over its norm."""
+    def race(self, case: Case, rounds: int) -> tuple[list[list[float]], float]:
+        """Samples of each, one a round, us; and how far the first's result is from the last's, over its norm."""
         setup, clock = self.bench.set_up(self.problem(case)), self.clock
-        first, second = (setup.bind(candidate, 0) for candidate in case.pair)
-        a, b = first().float().clone(), second().float().clone()
-        apart = float((a - b).norm() / a.norm())
-        count = clock.launches_per_sample(min(clock.sequence([first, second] * 3)), setup.sets)
-        replays = [clock.replay([setup.bind(c, i) for i in range(count)]) for c in case.pair]
+        launches = [setup.bind(candidate, 0) for candidate in case.contenders]
+        a, b = launches[0]().float().clone(), launches[-1]().float().clone()
+        apart = float((a - b).norm() / b.norm())
+        count = clock.launches_per_sample(min(clock.sequence(launches * 3)), setup.sets)
+        replays = [clock.replay([setup.bind(c, i) for i in range(count)]) for c in case.contenders]
         for _ in range(5):
             for replay in replays:
                 replay()
-        samples: tuple[list[float], list[float]] = ([], [])
+        samples: list[list[float]] = [[] for _ in replays]
         for turn in range(rounds):
-            for i in (0, 1) if turn % 2 else (1, 0):
+            for i in range(len(replays)) if turn % 2 else reversed(range(len(replays))):
                 samples[i].append(replays[i]())
-        return *samples, apart
+        return samples, apart
 
 
 def random_cases(stand: Stand, count: int, configurations: int, seed: int) -> list[Case]:
@@ -110,12 +115,20 @@ def random_cases(stand: Stand, count: int, configurations: int, seed: int) -> li
         for g in (1, 16, 32, 64) for w in (4, 8) for s in (2, 3, 4, 5)
     ]  # fmt: skip
     chosen = draw.sample([knobs for knobs in grid if stand.fits(64, 512, 1024, knobs)], configurations)
+    swapped = [
+        {"BLOCK_SIZE_M": m, "BLOCK_SIZE_N": n, "BLOCK_SIZE_K": k, "GROUP_SIZE_M": 1, "num_warps": 4, "num_stages": s,
+         "SWAP_AB": True, "SPLIT_K": splits}
+        for m in (16, 32, 64) for n in (64, 128) for k in (64, 128) for s in (3, 4, 5) for splits in (1, 4, 16)
+    ]  # fmt: skip
+    swapped = [knobs for knobs in swapped if stand.fits(64, 512, 1024, knobs)]  # by SGLang's kernel alone
+    chosen += draw.sample(swapped, min(len(swapped), configurations // 6))
     cases = []
     while len(cases) < count:
         (n, k), m, knobs = draw.choice(SIZES), draw.choice((*MS, 3, 11, 39, 181, 724, 2896)), draw.choice(chosen)
         tiles = -(-m // knobs["BLOCK_SIZE_M"]) * -(-n // knobs["BLOCK_SIZE_N"])
-        if tiles <= 20_000 and knobs["BLOCK_SIZE_M"] <= max(64, 2 * m):
-            cases.append(Case(m=m, n=n, k=k, pair=(Candidate.of("own", knobs), Candidate.of("real", knobs))))
+        if tiles <= 20_000 and knobs["BLOCK_SIZE_M"] <= max(64, 2 * m) and (m <= 256 or "SPLIT_K" not in knobs):
+            forms = tuple(Candidate.of(label, knobs) for label in ("exact", "own", "real"))
+            cases.append(Case(m=m, n=n, k=k, contenders=forms))
     return cases
 
 
@@ -127,7 +140,7 @@ def file_cases(
     cases = []
     for n, k in sizes:
         for m in sorted({*MS, *between}):
-            case = Case(m=m, n=n, k=k, pair=(Candidate.of("real", {}),) * 2)
+            case = Case(m=m, n=n, k=k, contenders=())
             spec = stand.family.spec(stand.problem(case))
             entries, theirs = (form.entries(spec, stand.device, paths) for paths in ([ours], published))
             if not entries:
@@ -135,55 +148,62 @@ def file_cases(
                 break
             before = theirs[nearest_key(theirs, m)] if theirs else stand.product.default(spec, stand.device)
             now = entries[nearest_key(entries, m)]
-            pair = (Candidate.of("real", now), Candidate.of("real", before or {}))
-            cases.append(Case(m=m, n=n, k=k, pair=pair))
+            both = (Candidate.of("real", now), Candidate.of("real", before or {}))
+            cases.append(Case(m=m, n=n, k=k, contenders=both))
     return cases
 
 
-def compile_ahead(words: argparse.Namespace, argv: Sequence[str]) -> None:
+def compile_ahead(commands: Sequence[Sequence[str]], limit_s: float) -> None:
     """Processes that launch each a share of the cases once, so that everything is in Triton's disk cache."""
     begun = time.monotonic()
-    these = [
-        subprocess.Popen([sys.executable, __file__, *argv, "--share", f"{i}/{words.processes}"])
-        for i in range(words.processes)
-    ]
+    these = [subprocess.Popen([sys.executable, *words]) for words in commands]
     for process in these:
-        left = words.limit_s / 2 - (time.monotonic() - begun)
         try:
-            process.wait(timeout=max(1.0, left))
+            process.wait(timeout=max(1.0, limit_s - (time.monotonic() - begun)))
         except subprocess.TimeoutExpired:
             process.kill()
     print(f"compiled ahead in {time.monotonic() - begun:.1f} s", flush=True)
 
 
+def shares(command: Sequence[str], processes: int) -> list[list[str]]:
+    """The command of each process that compiles ahead."""
+    return [[*command, "--share", f"{i}/{processes}"] for i in range(processes)]
+
+
 def results(
     stand: Stand, cases: Sequence[Case], words: argparse.Namespace, begun: float
 ) -> Iterator[dict[str, object]]:
-    """A row a case, until the time is over."""
+    """A row a case, until the time is over; `ratio` is the first's time over the last's."""
     for case in cases:
         if time.monotonic() - begun > words.limit_s:
             print(f"stopped after {words.limit_s:g} s", flush=True)
             return
         row: dict[str, object] = {"M": case.m, "N": case.n, "K": case.k}
-        a, b = case.pair
+        first, *others, last = case.contenders
+        same = first == last
         try:
-            first, second, apart = ([1.0], [1.0], 0.0) if a == b else stand.race(case, words.rounds)
+            samples, apart = ([[1.0], [1.0]], 0.0) if same else stand.race(case, words.rounds)
         except Exception as error:  # noqa: BLE001 - whatever a kernel or an engine raises is a row
             print(f"{row}: {type(error).__name__}: {str(error)[:150]}", flush=True)
             continue
-        row |= {"us": round(median(first), 3), "other_us": round(median(second), 3)}
-        row |= {"ratio": round(paired_ratio(first, second).median, 4), "same": a == b, "apart": f"{apart:.1e}"}
-        yield row | {"config": dict(a.items), "other_config": dict(b.items)}
+        row |= {"us": round(median(samples[0]), 3), "other_us": round(median(samples[-1]), 3)}
+        row |= {"ratio": round(paired_ratio(samples[0], samples[-1]).median, 4), "same": same, "apart": f"{apart:.1e}"}
+        for candidate, own in zip(others, samples[1:], strict=False):
+            row[f"{candidate.backend}_ratio"] = round(paired_ratio(own, samples[-1]).median, 4)
+        yield row | {"config": dict(first.items), "other_config": dict(last.items)}
 
 
 def tell_agreement(rows: Sequence[Mapping[str, object]]) -> None:
-    """The share of cases within LIMIT_PCT, and the worst."""
-    off = sorted(rows, key=lambda row: abs(math.log(float(str(row["ratio"])))))
-    within = sum(abs(float(str(row["ratio"])) - 1) <= LIMIT_PCT / 100 for row in rows) / len(rows)
-    mean = math.exp(sum(math.log(float(str(row["ratio"]))) for row in rows) / len(rows))
-    print(f"{len(rows)} cases: {within:.1%} within {LIMIT_PCT:g} %, geometric mean of own / engine {mean:.4f}")
-    for row in off[-8:]:
-        print("  ", row)
+    """The share of cases within LIMIT_PCT and the worst, for the exact form and the screening's."""
+    for form, column in (("exact", "ratio"), ("screening's", "own_ratio")):
+        ratios = [float(str(row[column])) for row in rows]
+        within = sum(abs(ratio - 1) <= LIMIT_PCT / 100 for ratio in ratios) / len(ratios)
+        mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
+        print(f"{len(rows)} cases, {form} form: {within:.1%} within {LIMIT_PCT:g} %, own / engine {mean:.4f} "
+              f"({min(ratios):.3f} to {max(ratios):.3f})")  # fmt: skip
+        off = sorted(rows, key=lambda row: abs(math.log(float(str(row[column])))))
+        for row in off[-4:]:
+            print("  ", {name: value for name, value in row.items() if name != "other_config"})
 
 
 def tell_files(rows: Sequence[Mapping[str, object]]) -> None:
@@ -212,19 +232,20 @@ def define_operators() -> None:
 def parsed(argv: Sequence[str]) -> argparse.Namespace:
     """The words."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("mode", choices=("agree", "files"))
+    parser.add_argument("mode", choices=("all", "agree", "files"))
     parser.add_argument("folder", type=Path, nargs="?", help="files: the engine's folder below output=")
     parser.add_argument("--engine", choices=tuple(FORMATS), default="vllm")
     parser.add_argument("--published", type=Path, nargs="*", help="files or folders; default: the engine's own")
     parser.add_argument("--sizes", nargs="*", help="NxK ...; default: those of the files, or a list for agree")
-    parser.add_argument("--cases", type=int, default=240)
-    parser.add_argument("--configurations", type=int, default=60)
-    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--cases", type=int, default=120)
+    parser.add_argument("--configurations", type=int, default=54)
+    parser.add_argument("--experts", type=int, default=48, help="all: configurations of vLLM's experts")
+    parser.add_argument("--rounds", type=int, default=11)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--limit-s", type=float, default=110.0)
-    parser.add_argument("--processes", type=int, default=12, help="that compile ahead; 0: none")
+    parser.add_argument("--limit-s", type=float, default=95.0, help="of the whole command")
+    parser.add_argument("--processes", type=int, default=15, help="that compile ahead; 0: none")
     parser.add_argument("--without-library", action="store_true")
-    parser.add_argument("--out", type=Path, default=Path("engine_forms.csv"))
+    parser.add_argument("--out", type=Path, help="the CSV; all: a folder. Default: here")
     parser.add_argument("--share", help=argparse.SUPPRESS)
     return parser.parse_args(argv)
 
@@ -237,38 +258,77 @@ def sizes_of(words: argparse.Namespace) -> list[tuple[int, int]]:
     return [tuple(int(part[2:]) for part in path.name.split(",")[:2]) for path in found]  # type: ignore[misc]
 
 
+def all_parts(words: argparse.Namespace) -> None:
+    """Compile for all three parts together, then run one after the other in what is left of the time."""
+    begun, own = time.monotonic(), str(Path(__file__))
+    folder = words.out or Path()
+    folder.mkdir(parents=True, exist_ok=True)
+    sizes = ["--cases", str(words.cases), "--configurations", str(words.configurations), "--seed", str(words.seed)]
+    stubs = ["--without-library"] if words.without_library else []
+    parts: dict[str, list[str]] = {
+        engine: [own, "agree", "--engine", engine, *sizes, *stubs, "--rounds", str(words.rounds)] for engine in FORMATS
+    }
+    if words.experts:
+        parts["experts"] = [str(Path(__file__).with_name("engine_experts.py")), "agree", "--cases", str(words.experts)]
+    commands = [one for part in parts.values() for one in shares(part, max(1, words.processes // len(parts)))]
+    compile_ahead(commands, words.limit_s / 2)
+    for i, (name, part) in enumerate(parts.items()):
+        left_s = (words.limit_s - (time.monotonic() - begun)) / (len(parts) - i)
+        print(f"== {name}", flush=True)
+        out = folder / f"agree_{name}.csv"
+        run = [*part, "--processes", "0", "--limit-s", f"{left_s - 2:.0f}", "--out", str(out)]
+        try:
+            subprocess.run([sys.executable, *run], timeout=left_s + 5, check=False)
+        except subprocess.TimeoutExpired:
+            print(f"{name}: ended after {left_s + 5:.0f} s", flush=True)
+    print(f"{time.monotonic() - begun:.1f} s in all")
+
+
+def cases_of(stand: Stand, words: argparse.Namespace) -> list[Case]:
+    """Those of the mode."""
+    if words.mode == "agree":
+        return random_cases(stand, words.cases, words.configurations, words.seed)
+    published = words.published or list(stand.product.folders())
+    return file_cases(stand, FORMATS[words.engine], words.folder, published, sizes_of(words))
+
+
+def launch_share(stand: Stand, cases: Sequence[Case], share: str) -> None:
+    """Launch each of this process's cases once."""
+    part, _, parts = share.partition("/")
+    for case in cases[int(part) :: int(parts)]:
+        try:
+            stand.once(case)
+        except Exception as error:  # noqa: BLE001 - it is told where it is timed
+            print(f"ahead: {type(error).__name__}", flush=True)
+
+
 def main(argv: Sequence[str]) -> None:
     """Run a mode; or, in a process that compiles ahead, its share of the cases."""
     begun, words = time.monotonic(), parsed(argv)
+    if words.mode == "all":
+        all_parts(words)
+        return
     if words.without_library:
         define_operators()
     if words.mode == "files" and words.folder is None:
         raise SystemExit("engine_forms: files needs the folder of the files")
     if not words.share and words.processes:
-        compile_ahead(words, argv)
+        compile_ahead(shares([__file__, *argv], words.processes), words.limit_s / 2)
     stand = Stand(words.engine)
-    if words.mode == "agree":
-        cases = random_cases(stand, words.cases, words.configurations, words.seed)
-    else:
-        published = words.published or list(stand.product.folders())
-        cases = file_cases(stand, FORMATS[words.engine], words.folder, published, sizes_of(words))
+    cases = cases_of(stand, words)
     if words.share:
-        part, _, parts = words.share.partition("/")
-        for case in cases[int(part) :: int(parts)]:
-            try:
-                stand.once(case)
-            except Exception as error:  # noqa: BLE001 - it is told where it is timed
-                print(f"ahead: {type(error).__name__}", flush=True)
+        launch_share(stand, cases, words.share)
         return
     rows = list(results(stand, cases, words, begun))
     if not rows:
         raise SystemExit("engine_forms: nothing was timed")
-    with words.out.open("w", newline="") as stream:
+    out = words.out or Path("engine_forms.csv")
+    with out.open("w", newline="") as stream:
         writer = csv.DictWriter(stream, list(rows[0]))
         writer.writeheader()
         writer.writerows(rows)
     (tell_agreement if words.mode == "agree" else tell_files)(rows)
-    print(f"{words.out}, {time.monotonic() - begun:.1f} s")
+    print(f"{out}, {time.monotonic() - begun:.1f} s")
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy
@@ -10,12 +11,15 @@ import pytest
 import triton
 import yaml
 
+from gemmpipe.backends.engine_compile import compile_only_for, empty_meta
+from gemmpipe.core.data import Build, Device, Scalar
 from gemmpipe.core.device import arch_device
 from gemmpipe.core.paths import shipped
 from gemmpipe.family import Family, GemmSpec, Implementation, KernelDefaults, load_family
 from gemmpipe.family.problem import make_problem
 from gemmpipe.family.space import Space, parse_space
-from gemmpipe.launch.build import compile_build
+from gemmpipe.kernels.a8w8_blockscale._engine import EngineBlockscale
+from gemmpipe.launch.build import compile_build, compile_kernel, find_kernel, read_code
 
 ENGINES = ("vllm", "sglang")
 KNOBS = {
@@ -34,6 +38,8 @@ CASES = [
     {"mnk": [3, 1, 16], "knobs": [16, 16, 32]},
     {"mnk": [70, 129, 257], "knobs": [32, 128, 128], "m_major": True},
     {"mnk": [16, 128, 256], "knobs": [16, 128, 128], "gfx": "gfx942"},
+    {"mnk": [1, 144, 128], "knobs": [16, 32, 64], "exact": True},
+    {"mnk": [50, 300, 130], "knobs": [16, 256, 128], "exact": True},
 ]
 
 HOPPER_CASES = [
@@ -42,6 +48,7 @@ HOPPER_CASES = [
     {"mnk": [1, 144, 333], "knobs": [16, 32, 64], "out": "float16", "more": {"SPLIT_K": 2}},
     {"mnk": [5, 48, 130], "knobs": [16, 64, 128], "out": "float32", "more": {"SWAP_AB": True, "SPLIT_K": 16}},
     {"mnk": [7, 128, 1024], "knobs": [16, 128, 64], "m_major": True, "more": {"SWAP_AB": True, "SPLIT_K": 8}},
+    {"mnk": [7, 128, 1024], "knobs": [16, 128, 64], "exact": True, "more": {"SWAP_AB": True, "SPLIT_K": 8}},
 ]
 """With the knobs of SGLang's kernel for sm_90: ragged K, splits without work, odd numbers of K tiles per split."""
 
@@ -83,6 +90,52 @@ def test_it_compiles(family: Family, engine: str, gfx: str, m: int) -> None:
     (build,) = kernel.builds(spec, knobs, device)
     assert dict(build.constants).get("M") == (1 if m == 1 else None)
     assert compile_build(build, device).error == ""
+
+
+def _called(build: Build, sizes: Mapping[str, int], device: Device) -> bytes:
+    """The instructions that Triton's own call of the build's kernel generates, as an engine's call does."""
+    dtypes = {"*fp8e4nv": "float8_e4m3fn", "*fp32": "float32", "*bf16": "bfloat16"}
+    pointers = {name: empty_meta((16,), dtypes[kind]) for name, kind in build.signature if kind.startswith("*")}
+    given = {**dict(build.constants), **sizes, **pointers, **dict(build.options)}
+    with compile_only_for(device):
+        compiled = find_kernel(build.kernel).warmup(**given, grid=(1,))
+    return read_code(compiled.asm["cubin"])
+
+
+@pytest.mark.parametrize(
+    ("engine", "sizes", "more"),
+    [
+        ("vllm", (1, 512, 1024), {}),
+        ("vllm", (39, 3000, 8192), {}),
+        ("sglang", (48, 300, 128), {}),
+        ("sglang", (39, 3000, 8192), {"SWAP_AB": True}),
+    ],
+)
+def test_the_exact_form_is_specialised_as_in_tritons_own_call(
+    family: Family, engine: str, sizes: tuple[int, int, int], more: dict[str, Scalar]
+) -> None:
+    kernel, device = family.engine_kernels[engine].finals_implementation(), arch_device("sm_90")
+    spec = _spec(family, "sm_90", *sizes)
+    assert isinstance(kernel, EngineBlockscale)
+    # A call takes the integer 1 as a constant: here it is the height of a group of tiles too.
+    (build,) = kernel.builds(spec, {**KNOBS, "GROUP_SIZE_M": 1, **more}, device)
+    exact = read_code(compile_kernel(build, device).asm["cubin"])
+    assert exact == _called(build, kernel.integers(spec), device)
+    (plain,) = family.engine_kernels[engine].builds(spec, {**KNOBS, "GROUP_SIZE_M": 1, **more}, device)
+    assert exact != read_code(compile_kernel(plain, device).asm["cubin"])
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_screening_has_one_build_for_all_groups_and_the_finals_one_each(family: Family, engine: str) -> None:
+    kernel, device = family.engine_kernels[engine], arch_device("sm_90")
+    knobs = [{**KNOBS, "GROUP_SIZE_M": group} for group in (1, 16, 32)]
+    specs = [_spec(family, m=m) for m in (48, 64, 100)]
+
+    def count(form: Implementation) -> int:
+        return len({build.id for spec in specs for each in knobs for build in form.builds(spec, each, device)})
+
+    assert count(kernel) == 1
+    assert count(kernel.finals_implementation()) == 6, "Triton compiles another one where 16 divides M"
 
 
 @pytest.mark.parametrize("more", [{"SWAP_AB": True}, {"SPLIT_K": 4}, {"SWAP_AB": True, "SPLIT_K": 16}])

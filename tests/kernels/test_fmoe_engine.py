@@ -9,12 +9,13 @@ from interpreter_process import INTERPRETED, Interpreter
 from moe_problems import FMOE, QWEN, shipped_space, spec_of
 from pairwise import pairwise
 
+from gemmpipe.backends.engine_compile import compile_only_for, empty_meta
 from gemmpipe.core.data import Scalar
 from gemmpipe.core.device import arch_device
 from gemmpipe.kernels.fmoe._engine import ENGINES, EngineExperts
-from gemmpipe.kernels.fmoe._engine_launch_plan import VLLM, engine_m_tiles, is_naive
+from gemmpipe.kernels.fmoe._engine_launch_plan import PRODUCT, VLLM, engine_m_tiles, is_naive
 from gemmpipe.kernels.fmoe._launch_plan import max_blocks
-from gemmpipe.launch.build import compile_build
+from gemmpipe.launch.build import compile_build, compile_kernel, find_kernel, read_code
 
 NAMES = ("token", "model_dim", "inter_dim", "expert", "topk")
 KNOBS: dict[str, Scalar] = {
@@ -119,13 +120,32 @@ def test_the_space_of_vllms_script_is_one_of_its_form() -> None:
     assert 0 < len(fit) <= len(points)
 
 
-def test_without_the_engine_the_finals_run_its_form() -> None:
+def test_without_the_engine_the_finals_run_its_exact_form() -> None:
     vllm, sglang = _engine("vllm"), _engine("sglang")
-    assert sglang.finals_implementation() is sglang  # its function runs inside a server only
+    assert sglang.finals_implementation() == sglang.exact_form()  # its function runs inside a server only
     if find_spec("vllm") is None:
         assert vllm.unavailable_reason() == "the package vllm is not installed"
-        assert vllm.finals_implementation() is vllm
+        assert vllm.finals_implementation() == vllm.exact_form()
         assert vllm.default(spec_of(QWEN), arch_device("sm_90")) is None
+
+
+@pytest.mark.parametrize(("sizes", "dtype"), [(QWEN, None), ((1, 512, 256, 8, 2), FP8)])
+def test_the_exact_products_are_specialised_as_in_tritons_own_call(sizes: tuple[int, ...], dtype: str | None) -> None:
+    device, spec = arch_device("sm_90"), spec_of(sizes, dtype=dtype)
+    exact, screened = _engine("vllm").exact_form(), _engine("vllm")
+    # A call takes the integer 1 as a constant: here it is the height of a group of tiles too.
+    products = [(s, b) for s, b in exact.launch_plan(spec, KNOBS, device) if s.kernel == PRODUCT]
+    assert len(products) == 2
+    assert not {build.id for _, build in products} & {build.id for build in screened.builds(spec, KNOBS, device)}
+    for step, build in products:
+        pointers = {n: empty_meta((16,), _DTYPES[kind]) for n, kind in build.signature if kind.startswith("*")}
+        given = {**dict(build.constants), **step.integers, **pointers, **dict(build.options)}
+        with compile_only_for(device):
+            called = find_kernel(build.kernel).warmup(**given, grid=(1,))
+        assert read_code(compile_kernel(build, device).asm["cubin"]) == read_code(called.asm["cubin"])
+
+
+_DTYPES = {"*fp8e4nv": FP8, "*fp32": "float32", "*bf16": "bfloat16", "*i32": "int32"}
 
 
 def test_sglangs_default_is_known_without_it() -> None:

@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 
 from gemmpipe import journal
+from gemmpipe.backends.engine import EngineBackend
 from gemmpipe.cli.main import main
 from gemmpipe.core.data import Build, BuildFacts, Candidate, Knobs, Problem, Trial
 from gemmpipe.core.device import arch_device
@@ -108,6 +109,28 @@ def test_the_other_order_is_compiled_once_for_finalists_and_before_their_finals(
     launched = {row["problem"]: i for i, row in enumerate(rows) if row["row"] == "launch" and row["stage"] == "bench"}
     assert launched.keys() == needed.keys()
     assert all(built[b] < launched[p] for p, names in needed.items() for b in names), "no worker compiles them"
+
+
+@pytest.mark.e2e
+def test_the_exact_forms_of_an_engines_finalists_are_compiled_before_their_finals(
+    folder: Path, submitted: dict[str, list[Build]], problems: list[Problem]
+) -> None:
+    small = [f"stages.engine.spaces.dense.{name}" for name in ("BLOCK_SIZE_M=[16]", "BLOCK_SIZE_N=[64,128]")]
+    assert main([*WORDS, "format=[vllm]", *small, "stages.engine.spaces.dense.num_stages=[3]"]) == 0
+    (vllm,) = EngineBackend(engine="vllm").implementations(FAMILY)
+    record, rows, form = journal.read(folder / "run"), _rows(folder), vllm.exact_form()
+    built = {row["id"]: i for i, row in enumerate(rows) if row["row"] == "build"}
+    launched = {r["problem"]: i for i, r in enumerate(rows) if r["row"] == "launch" and r["stage"] == "bench vllm"}
+    assert {problem.id for problem in problems} <= launched.keys()
+    needed = {
+        (problem.id, build.id)
+        for problem in problems
+        for trial in record.of("bench vllm", problem.id)
+        for build in form.builds(FAMILY.spec(problem), trial.candidate.knobs, DEVICE)
+    }
+    assert all(built[build] < launched[problem] for problem, build in needed), "no worker compiles them"
+    compiled = [b.id for b in (*submitted["screen"], *submitted["bench"]) if "group_m" in dict(b.constants)]
+    assert len(compiled) == len(set(compiled)), "each once"
 
 
 @pytest.mark.e2e

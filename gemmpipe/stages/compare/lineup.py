@@ -23,6 +23,7 @@ from gemmpipe.stages.compare import entries
 from gemmpipe.stages.compare.entries import LineupEntry
 from gemmpipe.stages.dispatch import dispatch_jobs
 from gemmpipe.stages.history import native_tables
+from gemmpipe.stages.needed_builds import finals_form
 from gemmpipe.stages.rows import untimed_row
 from gemmpipe.stages.screen.candidates import CandidateList, listing_task
 from gemmpipe.tables import store
@@ -193,7 +194,7 @@ def _builds(entry: LineupEntry, listing: CandidateList, context: Context) -> tup
     implementation = context.implementation(candidate.backend) if candidate is not None else None
     if candidate is None or implementation is None:
         return ()
-    return implementation.builds(listing.spec, candidate.knobs, context.device)
+    return finals_form(implementation).builds(listing.spec, candidate.knobs, context.device)
 
 
 def _compile(builds: list[Build], context: Context) -> None:
