@@ -95,7 +95,7 @@ def last_screen() -> Iterator[tuple[str, list["Text"]]]:
     )
     table = [Line(text=text) for text in choice_lines(products, family, _COLUMNS)]
     summary = screen_lines(facts, run_figures(products), products, family)
-    lines = [*table, Line(text=""), *summary, *command_lines(exports=("plugin",), shipped=True)]
+    lines = [*table, Line(text=""), *summary, *command_lines("last", _COLUMNS, exports=("plugin",), shipped=True)]
     yield "last_screen", _texts([coloured(line, Terminal()) for line in lines])
 
 

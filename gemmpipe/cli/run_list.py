@@ -19,7 +19,8 @@ HELP = """gemmpipe runs [n=20] [pipeline=NAME] [json=true]
 Lists the runs under outputs/runs of this folder, newest first; the runs of a sweep stand together. `problems` counts
 solved problems of all, or those that were tuned already (reused) where nothing had to be timed. A state is finished,
 interrupted (Ctrl-C or a signal), running (a process writes its journal) or killed (its process ended without a
-manifest): resume=FOLDER continues the last two kinds.
+manifest); resume=FOLDER continues an interrupted or a killed run. `arguments` is what was typed after the pipeline's
+name, which the folder begins with.
 
   n=20            the number of runs to list; 0 for all
   pipeline=tune   the runs of one pipeline only

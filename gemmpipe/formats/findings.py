@@ -31,10 +31,12 @@ class Finding:
 
 
 def summary(files: int, findings: Iterable[Finding]) -> str:
-    """`lint: 3 files: 1 error, 2 warnings in 2 of them`."""
+    """`lint: 3 files: 1 error, 2 warnings in 2 of them, 1 note`."""
     found = list(findings)
-    counts = [(name, sum(each.severity == name for each in found)) for name in SEVERITIES]
-    numbers = ", ".join(counted(number, name) for name, number in counts if number)
+    counts = [(name, sum(each.severity == name for each in found)) for name in SEVERITIES if name != NOTE]
+    defects = ", ".join(counted(number, name) for name, number in counts if number)
     touched = len({each.path for each in found if each.severity != NOTE})
-    where = f"; {touched} of them not clean" if touched else ""
-    return f"lint: {counted(files, 'file')}: {numbers or 'nothing found'}{where}"
+    where = f" in {touched} of them" if defects and files > 1 else ""
+    notes = sum(each.severity == NOTE for each in found)
+    parts = [*([f"{defects}{where}"] if defects else []), *([counted(notes, NOTE)] if notes else [])]
+    return f"lint: {counted(files, 'file')}: {', '.join(parts) or 'nothing found'}"

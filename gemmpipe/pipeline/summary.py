@@ -12,7 +12,7 @@ from gemmpipe.core.units import duration_text, time_text
 from gemmpipe.executors import Usage
 from gemmpipe.pipeline.manifest import Reused, reused_rows
 from gemmpipe.report.lines import Line, folded
-from gemmpipe.report.results import product_results, run_figures
+from gemmpipe.report.results import is_shared, product_results, run_figures
 from gemmpipe.report.screen import (
     RunFacts,
     choice_lines,
@@ -21,6 +21,7 @@ from gemmpipe.report.screen import (
     screen_lines,
     see_lines,
 )
+from gemmpipe.report.speedup import ABOUT
 from gemmpipe.report.text_table import terminal_width
 from gemmpipe.stages.history import native_tables
 from gemmpipe.stages.rows import undecided_line
@@ -186,9 +187,10 @@ def saving_lines(selections: "pd.DataFrame") -> list[str]:
     if found is None:
         return []
     more = "less" if found.pct >= 0 else "more"
+    about = ABOUT if "policy" in selections and any(map(is_shared, selections["policy"])) else ""
     return [
         f"calls captured: {time_text(found.after_us)} instead of {time_text(found.before_us)}, "
-        f"{abs(found.pct):.1f} % {more} ({counted(found.problems, 'problem')}, weighted by calls)"
+        f"{about}{abs(found.pct):.1f} % {more} ({counted(found.problems, 'problem')}, weighted by calls)"
     ]
 
 

@@ -169,7 +169,8 @@ def _finals_chart(row: Row, part: ProblemTrials, colours: Colours) -> Markup | N
 
 def _what_runs(candidate: Candidate) -> str:
     """A candidate by what it runs: `torch float32_copy`, `gluon 64x128x128 g16 s5`."""
-    return f"{candidate.backend} {knobs_text(canonical_json(candidate.knobs))}".rstrip()
+    knobs = knobs_text(canonical_json(candidate.knobs))
+    return f"{candidate.backend} {knobs}".rstrip().removesuffix(f" {candidate.backend}")  # a kernel type of its name
 
 
 def _search_chart(row: Row, part: ProblemTrials, colours: Colours) -> Markup | None:

@@ -92,8 +92,11 @@ def _unavailable(data: RunData) -> Iterator[Missing]:
 
 
 def _untimed(data: RunData) -> Iterator[Missing]:
-    """Products of which no candidate has a time, in a run that has not ended."""
+    """Products of which no candidate has a time, in a run that has not ended or that its budget ended."""
     if data.finished:
+        count = data.problems - len(data.products) - len(data.unsolved) - len(data.undecided)
+        if data.state != TABLE and count > 0:
+            yield "timing", f"{counted(count, 'product')} left by the run's budget", f"gemmpipe resume={data.origin}"
         return
     timed = {each.trial.problem for each in data.trials if each.trial.status in TIMED}
     if (count := data.problems - len(timed)) > 0:

@@ -39,3 +39,13 @@ def test_a_damaged_manifest_is_a_job_without_figures(tmp_path: Path) -> None:
     job = _job(tmp_path, 0, "halving", None)
     (job.folder / "manifest.json").write_text('{"figures": [], "wall_s": "long"}')
     assert table_lines([(job, 0), (job, 0)], 120)[1].split() == ["0", "0", "-", "-"]
+
+
+def test_shared_times_are_marked_and_reused_rows_counted(tmp_path: Path) -> None:
+    first, second = _job(tmp_path, 0, "halving", 1.5), _job(tmp_path, 1, "random", None)
+    regime = {"label": "M <= 64", "speedup": {"mean": 1.5}, "shared": 2}
+    (first.folder / "manifest.json").write_text(json.dumps({"figures": {"products": 3, "regimes": [regime]}}))
+    (second.folder / "manifest.json").write_text(json.dumps({"figures": None, "reused": {"problems": 2}}))
+    rows = table_lines([(first, 0), (second, 0)], 120)[1:]
+    assert "~1.50x" in rows[0]
+    assert "2 reused" in rows[1]

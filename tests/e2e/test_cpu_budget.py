@@ -41,7 +41,7 @@ def _last() -> Path:
 def test_the_same_command_goes_on_with_more_rows(run: Run) -> None:
     out = run()
     assert "1 of 3 problems tuned in cpu_budget_s=0.001" in out
-    assert "left: 2 of 8 to 16 rows" in out
+    assert "left: 2 with M 8 to 16" in out
     assert _rows() == [4], "a run tunes at least one problem, that with the fewest rows"
     manifest = json.loads((_last() / "manifest.json").read_text())
     assert [name.split()[1] for name in manifest["left"]] == ["M=8", "M=16"]

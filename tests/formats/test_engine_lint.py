@@ -247,7 +247,11 @@ def test_user_errors(tmp_path: Path) -> None:
 def test_a_line_and_the_summary() -> None:
     finding = Finding(path=Path("a\n.json"), key="64", severity=ERROR, text="what", remedy="what to do")
     assert finding.line == "a?.json: 64: error: what; what to do"
-    assert summary(2, [finding]) == "lint: 2 files: 1 error; 1 of them not clean"
+    note = Finding(path=Path("b.json"), severity=NOTE, text="what", remedy="what to do")
+    assert summary(2, [finding]) == "lint: 2 files: 1 error in 1 of them"
+    assert summary(2, [finding, note]) == "lint: 2 files: 1 error in 1 of them, 1 note"
+    assert summary(1, [finding, note]) == "lint: 1 file: 1 error, 1 note"
+    assert summary(2, [note, note]) == "lint: 2 files: 2 notes"
     assert summary(1, []) == "lint: 1 file: nothing found"
 
 

@@ -12,6 +12,7 @@ from gemmpipe.journal import Journal
 from gemmpipe.report.data import TABLE, RunData
 from gemmpipe.report.html import render
 from gemmpipe.report.reading import read_run
+from gemmpipe.report.remains import missing
 from gemmpipe.report.run_folder import FINISHED, KILLED, RUNNING
 from gemmpipe.report.tables import read_tables, table_source
 from gemmpipe.report.trial_frame import by_problem, knob_effects
@@ -224,3 +225,15 @@ def test_gains_with_more_weight_memory_are_read_from_the_run(tmp_path: Path) -> 
     text = render(data)
     assert "stages.select.max_extra_weight_pct=200" in text
     assert "2 products with a faster candidate that takes more weight memory than allowed" in text
+
+
+def test_products_that_a_budget_left_are_told_with_the_command_that_goes_on(tmp_path: Path) -> None:
+    write_recorded_run(tmp_path, problems=3)
+    write_manifest(tmp_path)
+    data = read_run(tmp_path)
+    rows = data.products.head(1).rename(columns={"library_us": "baseline_us"})
+    rows.assign(format="", policy="graph").to_csv(tmp_path / "selections.csv", index=False)
+    data = read_run(tmp_path)
+    assert (data.state, data.problems, len(data.products)) == (FINISHED, 3, 1)
+    said = [each for each in missing(data) if each[0] == "timing"]
+    assert said == [("timing", "2 products left by the run's budget", f"gemmpipe resume={tmp_path}")]

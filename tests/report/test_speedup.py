@@ -136,6 +136,7 @@ def test_show_names_the_type_and_the_cpu_where_nothing_is_compared(tmp_path: Pat
     rows = [_row(8, 90.0, 90.0, **CONVERTED, gfx="cpu_avx512", config='{"method":"bfloat16_convert"}')]
     pd.DataFrame(rows).to_csv(tmp_path / "selections.csv", index=False)
     text = " ".join(" ".join(run_lines(read_run(tmp_path), 100)).split())
+    assert "left by the run's budget" not in text
     assert "no library of a CPU multiplies float8_e4m3fn operands with scales as stored" in text
     assert "multiples of 4" not in text
     assert " 1.00x " not in text, "torch's conversion is not compared with itself"

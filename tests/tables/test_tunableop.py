@@ -176,7 +176,7 @@ def test_where_there_is_no_gpu(folder: Path, capsys: pytest.CaptureFixture[str],
     )
     assert "target: given; expected for TunableOp's" in refusal("merge", f"inputs=[{table}]", "target=[sm_90]")
     assert main(["merge", "kernel=a16w16", "inputs=[cuda.csv]", "output=cuda", "target=[sm_90]"]) == 0
-    assert "load: cuda.csv: 1 rows (1 sm_90/132)" in capsys.readouterr().out
+    assert "load: cuda.csv: 1 row (1 sm_90/132)" in capsys.readouterr().out
 
 
 def test_what_is_no_result_file(tmp_path: Path) -> None:
