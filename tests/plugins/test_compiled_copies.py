@@ -5,7 +5,6 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from torch._inductor.utils import run_and_get_code
 
 from gemmpipe.plugins.engine_dispatch import EngineKernel, register_kernel
 from gemmpipe.plugins.operators import register_plugin_operators
@@ -41,6 +40,8 @@ def test_neither_operands_nor_the_output_are_copied(quantiser: None) -> None:
     def product(x, w, x_scale, w_scale, bias):
         seen.append(x_scale.stride())
         return torch.ones(x.shape[0], w.shape[0], dtype=BF16)
+
+    from torch._inductor.utils import run_and_get_code  # seconds, for this test alone
 
     register_plugin_operators()
     kernel = register_kernel(EngineKernel(name="test", call=product))

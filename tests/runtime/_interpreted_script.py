@@ -1,4 +1,6 @@
-"""A tuning script in the style of kernel authors, on our own kernels under Triton's interpreter; results as JSON lines.
+"""Our own kernels under Triton's interpreter: `FOLDER FAMILY...`; results as JSON lines, a line for each family.
+
+The last line is of a tuning script in the style of kernel authors, which writes into the folder.
 
 A program of its own, because TRITON_INTERPRET acts when a kernel is decorated. What is pretended is the device alone.
 """
@@ -103,8 +105,7 @@ if __name__ == "__main__":
     for patched in on_an_h200():
         patched.start()
     with torch.inference_mode():
-        if sys.argv[1] == "families":
-            for name in sys.argv[2:]:
-                print(json.dumps(every_family(name)), flush=True)
-        else:
-            print(json.dumps(the_documents_script(sys.argv[2])))
+        folder, *names = sys.argv[1:]
+        for name in names:
+            print(json.dumps(every_family(name)), flush=True)
+        print(json.dumps(the_documents_script(folder)))

@@ -1,5 +1,6 @@
 """The example of generate() runs as a user starts it: captured, tuned, patched, and compared."""
 
+import importlib.util
 import os
 import re
 import subprocess
@@ -8,11 +9,10 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("transformers")
-
 EXAMPLE = Path(__file__).parents[2] / "examples" / "hf_generate.py"
 
 
+@pytest.mark.skipif(importlib.util.find_spec("transformers") is None, reason="needs transformers")
 @pytest.mark.e2e
 @pytest.mark.slow  # four processes that import transformers
 def test_generate_before_and_after(tmp_path: Path) -> None:
