@@ -38,6 +38,8 @@ ENGINE_KNOBS = ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K", "GROUP_SIZE_M", 
 """The knobs of both engines' plain kernel."""
 _FOREIGN_KNOBS: Mapping[str, Scalar] = {"NUM_KSPLIT": 1, "SPLIT_K": 1, "cache_modifier": "", "SWAP_AB": False}
 """Knobs of other kernels with their neutral value; a candidate with another value is unsupported."""
+_POINTERS = ("x_ptr", "w_ptr", "out_ptr", "x_scale_ptr", "w_scale_ptr")
+"""In the engines' order, as that of the integers is: places of parameters are a part of the instructions."""
 _DIVISIBILITY_INTEGERS = ("N", "K", "scale_rows", "scale_step", "x_stride", "w_stride", "out_stride")
 """Integers whose divisibility decides how wide a load or store may be."""
 _MAX_ELEMENTS = 2**31 - 1
@@ -108,8 +110,8 @@ class EngineBlockscale(KernelImplementation):
 
     def builds(self, spec: GemmSpec, knobs: Knobs, device: Device) -> tuple[Build, ...]:
         """One build; M = 1 is a constant, as in Triton's own calls."""
-        integers, pointers = self.integers(spec), operand_pointers(spec)
-        del pointers["bias_ptr"]
+        integers, kinds_of = self.integers(spec), operand_pointers(spec)
+        pointers = {name: kinds_of[name] for name in _POINTERS}
         constants, divisible = self._specialisation(integers, knobs)
         ragged = spec.k % int_knob(knobs, "BLOCK_SIZE_K") != 0
         constants |= {**tile_constants(knobs), "MASKED": self.masks_always or ragged, "STEPPED": self.stepped}

@@ -11,7 +11,7 @@ import triton.language as tl
 
 @triton.jit
 def engine_product_hopper(
-    x_ptr, w_ptr, x_scale_ptr, w_scale_ptr, out_ptr,
+    x_ptr, w_ptr, out_ptr, x_scale_ptr, w_scale_ptr,
     M, N, K, scale_rows, scale_step, x_stride, w_stride, out_stride, x_scale_stride, w_scale_stride, group_m,
     BLOCK_SIZE_M: tl.constexpr, BLOCK_SIZE_N: tl.constexpr, BLOCK_SIZE_K: tl.constexpr,
     MASKED: tl.constexpr, SWAPPED: tl.constexpr, SPLITS: tl.constexpr,

@@ -65,7 +65,7 @@ def fill_pairs(pairs_ptr, counts_ptr, rows, value, CHUNK: tl.constexpr, BINS: tl
 
 @triton.jit
 def engine_experts(
-    x_ptr, w_ptr, x_scale_ptr, w_scale_ptr, shares_ptr, out_ptr, pairs_ptr, owners_ptr, padded_ptr,
+    x_ptr, w_ptr, out_ptr, x_scale_ptr, w_scale_ptr, shares_ptr, pairs_ptr, owners_ptr, padded_ptr,
     N, K, rows, pairs, x_stride, w_expert_stride, w_stride, out_stride,
     x_scale_stride, w_scale_expert_stride, w_scale_stride, group_m,
     BLOCK_SIZE_M: tl.constexpr, BLOCK_SIZE_N: tl.constexpr, BLOCK_SIZE_K: tl.constexpr, TOPK: tl.constexpr,

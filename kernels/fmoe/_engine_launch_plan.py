@@ -246,10 +246,10 @@ def _tensors(spec: GemmSpec, stage: int, x: str, *, naive: bool, shares: bool) -
     return {
         "x_ptr": x,
         "w_ptr": w,
+        "out_ptr": out,
         "x_scale_ptr": f"{x}_scale" if scaled else None,
         "w_scale_ptr": f"{w}_scale" if scaled else None,
         "shares_ptr": "shares" if shares else None,
-        "out_ptr": out,
         "pairs_ptr": None if naive else "pairs",
         "owners_ptr": "ids" if naive else "owners",
         "padded_ptr": "padded",
