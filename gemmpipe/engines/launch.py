@@ -82,9 +82,6 @@ def plugin_switch(key_columns: Collection[str]) -> str:
 
 
 def plugin_lines(server: ServerArguments, variable: str, table: Path, switch: str) -> list[str]:
-    """The launch line of a server in which gemmpipe's plug-in computes the table's products.
-
-    In vLLM it may quantise their activations too.
-    """
-    name, kinds = {VLLM: ("GEMMPIPE_VLLM", f"{switch},quantise"), SGLANG: ("GEMMPIPE_SGLANG", switch)}[server.engine]
-    return [server.command((), [(variable, str(table)), (name, kinds)])]
+    """The launch line of a server in which gemmpipe's plug-in computes the table's products."""
+    name = {VLLM: "GEMMPIPE_VLLM", SGLANG: "GEMMPIPE_SGLANG"}[server.engine]
+    return [server.command((), [(variable, str(table)), (name, switch)])]

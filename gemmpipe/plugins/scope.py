@@ -2,8 +2,8 @@
 
 The scope is an environment variable with the kinds of layers that the plug-in may take over.
 
-`GEMMPIPE_VLLM=linear,moe,quantise` (the default) names the kinds, `off` none. An unknown word takes nothing over: a
-misspelt name must not enable more than the user asked for.
+`GEMMPIPE_VLLM=linear,moe` (the default) names the kinds, `off` none; `quantise` must be named. An unknown word takes
+nothing over: a misspelt name must not enable more than the user asked for.
 """
 
 import os
@@ -38,14 +38,15 @@ class Scope:
         if kind in self.kinds:
             return ""
         value = os.environ.get(self.variable, "")
-        return f"{self.variable}={value}"
+        return f"{self.variable}={value}" if value.strip() else f"only if {self.variable} names '{kind}'"
 
 
-def read_scope(variable: str, kinds: Sequence[str] = KINDS) -> Scope:
-    """The scope in an environment variable: all kinds if it is not set or empty."""
+def read_scope(variable: str, more_kinds: Sequence[str] = ()) -> Scope:
+    """The scope in an environment variable: `KINDS` if it is not set or empty; `more_kinds` must be named."""
     text = os.environ.get(variable, "").strip()
     if not text:
-        return Scope(variable=variable, kinds=tuple(kinds))
+        return Scope(variable=variable, kinds=KINDS)
+    kinds = (*KINDS, *more_kinds)
     words = [word.strip().lower() for word in text.split(",") if word.strip()]
     if any(word in _OFF_WORDS for word in words):
         return Scope(variable=variable, kinds=())

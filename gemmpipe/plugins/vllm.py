@@ -14,7 +14,7 @@ from importlib import import_module
 from typing import Any
 
 from gemmpipe.core.errors import one_line
-from gemmpipe.plugins.scope import KINDS, LINEAR, MOE, QUANTISE, Scope, inactive_line, read_scope
+from gemmpipe.plugins.scope import LINEAR, MOE, QUANTISE, Scope, inactive_line, read_scope
 
 VARIABLE = "GEMMPIPE_VLLM"
 """The environment variable with the scope: `linear`, `moe`, `quantise`, or `off`."""
@@ -73,7 +73,7 @@ def set_up() -> str:
 
 def vllm_scope() -> Scope:
     """The scope in the environment, of vLLM's kinds."""
-    return read_scope(VARIABLE, (*KINDS, QUANTISE))
+    return read_scope(VARIABLE, (QUANTISE,))
 
 
 def inactive_reason(scope: Scope, version: str) -> str:

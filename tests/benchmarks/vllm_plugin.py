@@ -11,6 +11,8 @@ for 144 tokens minus that for 16 (256: 48 minus 8), medians of two pairs (256: t
 tokens, median of five. `--profile` adds the kernels of a step: launches, time, and the time before them in which
 nothing ran. The log-probabilities of 16 prompts are compared with a forward in fp32 with the same weights.
 
+GEMMPIPE_VLLM=linear,moe,quantise in the environment measures the plug-in with its quantisers.
+
 `--predict FILE`: lines of N,K,M,ours_us,engine_us and perhaps dtype (fp8, bf16; experts, with N of the fused gate and
 up) say what the products alone would gain. results.jsonl in the folder gets each result as it comes; `--print` prints
 the tables of an earlier run from it. Start lines and selected kernels are in the logs there.
@@ -31,7 +33,7 @@ from vllm_processes import Child, Failed, Starting
 from vllm_summary import KINDS, WHATS, Record, print_all, rates
 
 CHILD = Path(__file__).with_name("vllm_child.py")
-SCOPES = {"default": "off", "plugin": "linear,moe,quantise"}
+SCOPES = {"default": "off", "plugin": os.environ.get("GEMMPIPE_VLLM", "linear,moe")}
 ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_USE_FLASHINFER_SAMPLER": "0",

@@ -58,7 +58,8 @@ def test_the_line_groups_reasons() -> None:
 
 def test_vllm_has_one_kind_more(monkeypatch: pytest.MonkeyPatch) -> None:
     """SGLang's plug-in has no quantisers: the word is unknown there."""
-    assert vllm_scope().kinds == ("linear", "moe", "quantise")
+    assert vllm_scope().kinds == ("linear", "moe")
+    assert vllm_scope().reason("quantise") == "only if GEMMPIPE_VLLM names 'quantise'"
     monkeypatch.setenv(VARIABLE, "quantise,linear")
     assert vllm_scope().kinds == ("linear", "quantise")
     assert vllm_scope().reason("moe") == "GEMMPIPE_VLLM=quantise,linear"

@@ -147,7 +147,7 @@ def test_kernels_of_a_trace_have_the_time_before_them() -> None:
 STAND_IN = """
 import json, os, sys, time
 model, fd = sys.argv[1], int(sys.argv[sys.argv.index("--reply-fd") + 1])
-plugin = os.environ.get("GEMMPIPE_VLLM") == "linear,moe,quantise"
+plugin = os.environ.get("GEMMPIPE_VLLM") == "linear,moe"
 name = os.path.basename(model)
 print("a line of the log", flush=True)
 if name == "qwen3_8b_bf16" and plugin:

@@ -82,6 +82,7 @@ def test_reasons(
 def test_a_vllm_with_other_modules_keeps_its_kernels(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    monkeypatch.setenv("GEMMPIPE_VLLM", "linear,moe,quantise")
     pretend(monkeypatch, "0.33.9")
     for name in ("gemmpipe.plugins.vllm_linear", "gemmpipe.plugins.vllm_experts", "gemmpipe.plugins.vllm_quantise"):
         monkeypatch.delitem(sys.modules, name, raising=False)
