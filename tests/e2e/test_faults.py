@@ -181,10 +181,16 @@ def test_a_signal_to_all_processes_of_a_run_blames_nobody(start: Start, site: Si
     table_is_right(site, range(1, PROBLEMS + 1))
 
 
+def _wait_until_it_hangs(site: Site) -> None:
+    deadline = time.monotonic() + 300
+    while not [*Path(site.temporary).glob("faulty-*-hang")]:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
 def test_ctrl_c_twice_stops_at_once(start: Start, site: Site) -> None:
     started = start("space.KIND=[right,hang]", "executor.timeout_s=3600")
-    site.wait_for(started, "launch")
-    time.sleep(0.5)
+    _wait_until_it_hangs(site)
     started.process.send_signal(signal.SIGINT)
     time.sleep(0.7)
     assert started.process.poll() is None, "it waits for the work in hand"
@@ -211,8 +217,7 @@ def test_ctrl_c_ends_a_run_that_waits_for_its_device(start: Start, site: Site, m
 
 def test_a_hanging_worker_does_not_outlive_a_killed_driver(start: Start, site: Site) -> None:
     started = start("space.KIND=[right,hang]", "executor.timeout_s=3600")
-    site.wait_for(started, "launch")
-    time.sleep(0.5)
+    _wait_until_it_hangs(site)
     assert len(started.kin()) > 1
     started.process.kill()
     assert started.gone()

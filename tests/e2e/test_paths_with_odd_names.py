@@ -33,7 +33,7 @@ def test_no_name_ends_a_run_and_what_is_printed_can_be_pasted(
     assert (folder / "bf16_tuned_gemm.csv").is_file()
     assert "merge: csv: " in tuned.stdout
     # All formats, though the stream cannot say where; whether aiter has the fastest kernel depends on the machine.
-    assert "merge: aiter: " in tuned.stdout or "aiter: 1 of 1 selections left out" in tuned.stderr
+    assert "merge: aiter: " in tuned.stdout or "aiter: 1 of 1 selection left out" in tuned.stderr
     assert _exported(tuned.stdout) == os.fsencode(folder / "bf16_tuned_gemm.csv")
 
 

@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from gemmpipe.core.paths import CHECKOUT
-
 pytestmark = pytest.mark.e2e
 
 COUNTING = """
@@ -74,9 +72,8 @@ def test_another_limit_of_instructions_is_asked_of_torch(home: Path) -> None:
     assert "torch" in loaded(home, *argv, environment={"ATEN_CPU_CAPABILITY": "default"})
 
 
-@pytest.mark.skipif(CHECKOUT is None, reason="compares tables of a checkout")
-def test_uniting_a_shipped_table_with_itself_loads_no_kernels(home: Path) -> None:
-    table = Path(str(CHECKOUT)) / "outputs" / "tuned" / "a8w8_blockscale_tuned_gemm.csv"
+def test_uniting_a_shipped_table_with_itself_loads_no_kernels(home: Path, h200_tables: Path) -> None:
+    table = h200_tables / "a8w8_blockscale_tuned_gemm.csv"
     argv = ("kernel=a8w8_blockscale", f"inputs=[{table}]", "output=d.csv")
     line = ("merge", *argv)
     found = loaded_by(home, line, line)  # the second time its rows are the same as those there

@@ -80,6 +80,11 @@ def _later(kind: str, act: Callable[[], object]) -> Callable[[], None]:
     return launch
 
 
+def _hang() -> None:
+    _first_time("hang")  # for those who wait until it hangs
+    time.sleep(3600)
+
+
 def _die_then_raise() -> None:
     if _first_time("die_then_raise"):
         os.kill(os.getpid(), signal.SIGKILL)
@@ -102,7 +107,7 @@ ENDS: dict[str, Callable[[], object]] = {
     "raise_odd": _raise(ValueError("not even a RuntimeError")),
     "segfault": lambda: ctypes.string_at(0),
     "kill": _die(signal.SIGKILL),
-    "hang": lambda: time.sleep(3600),
+    "hang": _hang,
     "exit": lambda: os._exit(3),
     "sys_exit": lambda: sys.exit(3),
     "eat": _eat,
