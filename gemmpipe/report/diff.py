@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from gemmpipe.core.errors import UserError, check_at_least
 from gemmpipe.report.choices import Choice, ChoiceTable, Key
 from gemmpipe.report.results import REGIMES, Spread, spread
+from gemmpipe.tables.merge import SHARED_CPU, SHARED_GPU
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -218,8 +219,15 @@ def _pair(before: Choice, after: Choice, rules: DiffRules) -> Pair:
     ratio, low, high = after.time_us / before.time_us, least_after / most_before, most_after / least_before
     if _is_one_measurement(before, after):
         low = high = 1.0
+    elif on_shared_device(before, after):  # what else ran is unknown, so no interval excludes 1
+        low, high = min(low, 1.0), max(high, 1.0)
     verdict = _verdict(low, high, 1 + rules.same_within_pct / 100)
     return Pair(before=before, after=after, ratio=ratio, low=low, high=high, verdict=verdict)
+
+
+def on_shared_device(*choices: Choice) -> bool:
+    """True if one was timed while other processes used its device."""
+    return any(word in (SHARED_CPU, SHARED_GPU) for choice in choices for word in (choice.policy or "").split())
 
 
 def _is_one_measurement(before: Choice, after: Choice) -> bool:

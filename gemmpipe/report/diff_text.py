@@ -8,7 +8,7 @@ from gemmpipe.core.errors import printable
 from gemmpipe.core.events import counted
 from gemmpipe.core.units import speedup_text, time_text
 from gemmpipe.report.choices import Choice, ChoiceTable
-from gemmpipe.report.diff import FASTER, SLOWER, UNSURE, VERDICTS, Difference, Pair
+from gemmpipe.report.diff import FASTER, SLOWER, UNSURE, VERDICTS, Difference, Pair, on_shared_device
 from gemmpipe.report.lines import wrapped
 from gemmpipe.report.results import spread
 from gemmpipe.report.text_table import Column, aligned, cut, escape_markdown, markdown
@@ -90,6 +90,9 @@ def note_lines(found: Difference) -> list[str]:
     if unchanged is not None and found.changed_winners:
         text = f"{counted(unchanged.count, 'product')} with the same winner: geomean {unchanged.mean:.3f}x"
         notes.append(f"{text}, by the machine or the software alone")
+    if shared := sum(on_shared_device(pair.before, pair.after) for pair in found.pairs):
+        was = "was" if shared == 1 else "were"
+        notes.append(f"{counted(shared, 'product')} {was} timed while other processes used the device: unsure")
     if found.without_interval:
         noise = f"{found.rules.default_noise_pct:g} % noise assumed (default_noise)"
         notes.append(f"{counted(found.without_interval, 'row')} without an interval: {noise}")

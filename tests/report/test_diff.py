@@ -12,7 +12,7 @@ from gemmpipe.core.errors import UserError
 from gemmpipe.core.paths import shipped_tables
 from gemmpipe.report.choices import Choice, ChoiceTable, key_columns, read_choices, read_sides
 from gemmpipe.report.diff import FASTER, SAME, SLOWER, UNSURE, DiffRules, compare
-from gemmpipe.report.diff_text import as_json, knobs_text, markdown_lines, summary_line, text_lines
+from gemmpipe.report.diff_text import as_json, knobs_text, markdown_lines, note_lines, summary_line, text_lines
 
 RULES = DiffRules()
 SHIPPED = shipped_tables() / "a8w8_blockscale_tuned_gemm.csv"
@@ -229,3 +229,13 @@ def test_json_and_markdown_have_every_product_and_escape_names() -> None:
 def test_knobs_of_a_damaged_cell_are_left_out() -> None:
     assert knobs_text('{"BLOCK_SIZE_M":16,"BLOCK_SIZE_N":64,"num_warps":4,"method":"mm"}') == "16x64 w4 mm"
     assert knobs_text("[1]") == knobs_text("no json") == knobs_text("") == ""
+
+
+@pytest.mark.parametrize("policies", [("host shared_cpu", "host shared_cpu"), ("graph shared_gpu", "graph shared_gpu")])
+def test_times_of_a_shared_device_are_never_sure(policies: tuple[str, str]) -> None:
+    """What else ran is unknown: twice as long may be the machine, and a gate must not fail."""
+    before, after = (_choice(4, us, policy=policy) for us, policy in zip((10.0, 500.0), policies, strict=True))
+    found = compare(_table(before), _table(after), DiffRules())
+    assert found.counts["unsure"] == 1
+    assert found.slower_by(2) == []
+    assert "1 product was timed while other processes used the device: unsure" in note_lines(found)
