@@ -15,6 +15,7 @@ from gemmpipe.core.paths import shipped_tables
 from gemmpipe.core.schema import RESULT, SELECTIONS
 from gemmpipe.report.run_folder import LAST, find_finished, nothing_timed, read_manifest
 from gemmpipe.report.run_folder import SELECTIONS as SELECTIONS_FILE
+from gemmpipe.tables.merge import Row, used_rows
 
 SHIPPED = "shipped"
 """The name of the shipped table of the kernel that the other side has."""
@@ -155,7 +156,8 @@ def _table_names(other: ChoiceTable) -> list[str]:
 def _read_rows(path: Path) -> list[Choice]:
     """The timed rows of a tuned table or of a run's selections, without those of buckets.
 
-    Raises UserError for a file that is neither.
+    Of several rows of one key those that a look-up uses, as everywhere (`tables/merge.py`). Raises UserError for a file
+    that is neither.
     """
     lines = read_cells(path)
     _, header = next(lines, (0, []))
@@ -165,7 +167,7 @@ def _read_rows(path: Path) -> list[Choice]:
     keys = key_columns(columns)
     if not keys:
         raise UserError(f"{path}: no key columns such as M, N, K; expected a tuned table or a run's {SELECTIONS_FILE}")
-    found = []
+    found: list[tuple[Choice, Mapping[str, str]]] = []
     for number, cells in lines:
         if len(cells) != len(columns):
             raise UserError(f"{path}:{number}: {len(cells)} cells, expected {len(columns)} as in the header")
@@ -173,8 +175,21 @@ def _read_rows(path: Path) -> list[Choice]:
         if not is_number(row["us"]) and row["us"].lower() not in _UNTIMED:
             raise UserError(f"{path}:{number}: column us: {quoted_repr(row['us'])}, expected microseconds")
         if not row.get("format") and is_number(row["us"]) and is_plausible_time_us(float(row["us"])):
-            found.append(_choice(row, keys))
-    return found
+            found.append((_choice(row, keys), row))
+    return [choice for choice, _ in used_rows(found, _place, _typed_cells)]
+
+
+def _place(found: tuple[Choice, Mapping[str, str]]) -> tuple[str, str, Key]:
+    """The key with the architecture and its number of units: what rows of one file compete for."""
+    choice, _ = found
+    return choice.gfx, choice.cu_num, choice.key
+
+
+def _typed_cells(found: tuple[Choice, Mapping[str, str]]) -> Row:
+    """The results of a row as the rule compares them: numbers, texts, None for a blank cell."""
+    _, row = found
+    texts = {name: row.get(name, "") for name in RESULT}
+    return {name: float(text) if is_number(text) else text or None for name, text in texts.items()}
 
 
 def key_columns(columns: Sequence[str]) -> list[str]:

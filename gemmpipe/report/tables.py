@@ -13,6 +13,7 @@ from gemmpipe.report.data import TABLE, RunData
 from gemmpipe.report.product_table import product_frame
 from gemmpipe.tables import store
 from gemmpipe.tables.file_names import family_of_file_name
+from gemmpipe.tables.merge import row_key, used_rows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +37,10 @@ def table_source(path: Path, kernel: str | None, importable: frozenset[str] = fr
 
 
 def read_tables(sources: Sequence[TableSource]) -> RunData:
-    """The data of tables of one family, at least one. Raises UserError for a table that cannot be read."""
+    """The data of tables of one family, at least one; of several rows of a key in one table those that are used.
+
+    Raises UserError for a table that cannot be read.
+    """
     family = sources[0].family
     rows: list[dict[str, Any]] = []
     provenance: dict[str, Mapping[str, Any]] = {}
@@ -45,8 +49,14 @@ def read_tables(sources: Sequence[TableSource]) -> RunData:
         table = store.load(source.path, family)
         runs = _sidecar(source.path, notes)
         provenance |= runs
-        named = store.with_device_names(table.rows, runs)
-        rows += [{**row, "place": source.path.name, "chosen_by": "select"} for row in named]
+        # Rows of buckets are of no product: they must not compete with those of products.
+        of_products = [row for row in table.rows if not row.get("format")]
+        named = store.with_device_names(of_products, runs)
+        used = used_rows(named, lambda row: row_key(row, family), lambda row: row)
+        rows += [{**row, "place": source.path.name, "chosen_by": "select"} for row in used]
+        if len(used) < len(named):
+            left_out = counted(len(named) - len(used), "row")
+            notes.append(f"{source.path.name}: {left_out} left out: another row of the same key has precedence.")
         if table.refused:
             notes.append(f"{source.path.name}: {counted(len(table.refused), 'row')} without a time left out.")
     products = product_frame(rows, family)

@@ -1,15 +1,15 @@
 """The rule for which row of a tuned table's key is kept or used, and the merging of a run's rows into a table.
 
 `row_ranks` is the rule: the row with the greatest rank wins. Every place that chooses among rows of one key uses it:
-merges, the run time, incumbents, comparisons. A run's new rows are compared with old ones by the same criteria, except
-that times which cannot be compared are replaced by the new ones (`merge_rows`).
+merges, the run time, incumbents, comparisons, reports. A run's new rows are compared with old ones by the same
+criteria, except that times which cannot be compared are replaced by the new ones (`merge_rows`).
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from gemmpipe.core.data import Scalar, is_plausible_time_us
 from gemmpipe.core.schema import RESULT
@@ -18,6 +18,7 @@ from gemmpipe.family import Family
 Row = dict[str, Scalar]
 """A row of a tuned table: `gfx`, `cu_num`, the family's key, the result columns."""
 RowKey = tuple[Scalar, ...]
+T = TypeVar("T")
 
 SHARED_GPU = "shared_gpu"
 """In the policy of a row that was timed while other work ran on the GPU, or with `device.shared=true`."""
@@ -125,6 +126,28 @@ def rows_by_key(
             ranks = row_ranks(group, preference)
             group[:] = [group[i] for i in sorted(range(len(group)), key=lambda i: ranks[i], reverse=True)]
     return found
+
+
+def used_rows(rows: Sequence[T], key_of: Callable[[T], Hashable], cells_of: Callable[[T], Row]) -> list[T]:
+    """The rows of one file without those that lose against another row of their key, in the order of the file.
+
+    A key keeps the row that a look-up uses on each device model which its rows name: an H100 and an H200 share keys.
+    `cells_of` is called only for rows that share a key; of the cells it needs those of `schema.RESULT`.
+    """
+    groups: dict[Hashable, list[int]] = {}
+    for index, row in enumerate(rows):
+        groups.setdefault(key_of(row), []).append(index)
+    used: set[int] = set()
+    for group in groups.values():
+        if len(group) == 1:
+            used.update(group)
+            continue
+        found = [cells_of(rows[index]) for index in group]
+        named = {str(row["device"]) for row in found if row.get("device")}
+        for device in named or (None,):
+            ranks = row_ranks(found, RowPreference(device=device))
+            used.add(group[ranks.index(max(ranks))])
+    return [rows[index] for index in sorted(used)]
 
 
 def _rank(row: Row, preference: RowPreference) -> Rank:

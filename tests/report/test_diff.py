@@ -1,6 +1,7 @@
 """Comparison of choices: verdicts by interval, swapped sides, devices and timing methods kept apart."""
 
 import csv
+import itertools
 import json
 from pathlib import Path
 
@@ -184,6 +185,32 @@ def test_rows_without_a_time_are_left_out(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("\n".join(lines) + "\n")
     (choice,) = read_choices(str(tmp_path / "t.csv"), "diff").choices
     assert (choice.rows, choice.time_us, choice.noise_pct) == (1, 5.0, None)
+
+
+_ROWS_OF_ONE_KEY = [("p", 20.0), ("p", 6.5), ("p shared_gpu", 1.0)]
+
+
+@pytest.mark.parametrize("rows", [*itertools.permutations(_ROWS_OF_ONE_KEY)])
+def test_of_rows_of_one_key_the_one_that_is_used_is_compared(
+    rows: tuple[tuple[str, float], ...], tmp_path: Path
+) -> None:
+    header = "gfx,cu_num,M,N,K,libtype,us,config,policy,run_id,device\n"
+    for name, found in (("one", [("p", 6.5)]), ("three", rows)):
+        lines = (f"sm_90,132,4,8,8,torch,{us},{{}},{policy},r{us},NVIDIA H200\n" for policy, us in found)
+        other_units = "sm_90,114,4,8,8,torch,30,{},p,r,NVIDIA H200\n"
+        (tmp_path / f"{name}.csv").write_text("".join([header, *lines, other_units]))
+    before, after = read_sides(str(tmp_path / "one.csv"), str(tmp_path / "three.csv"), "diff")
+    assert before.choices == after.choices
+    found = compare(before, after, RULES)
+    assert (found.counts[SAME], found.new, found.lost, found.not_compared) == (2, (), (), ())
+
+
+def test_the_row_of_a_bucket_does_not_compete_with_that_of_a_product(tmp_path: Path) -> None:
+    header = "problem,format,bucket,gfx,cu_num,libtype,us,config,policy,M,N\n"
+    rows = (f"p,{kind},{kind},sm_90,132,torch,{us},{{}},p,4,8\n" for kind, us in (("", 6.5), ("vllm", 1.0)))
+    (tmp_path / "selections.csv").write_text("".join([header, *rows]))
+    (choice,) = read_choices(str(tmp_path / "selections.csv"), "diff").choices
+    assert choice.time_us == 6.5
 
 
 def test_keys_of_runs_come_after_and_of_tables_before_the_results() -> None:

@@ -1,5 +1,6 @@
 """The data of a report: of runs in every state, of damaged journals, and of tables alone."""
 
+import csv
 import json
 from pathlib import Path
 
@@ -176,6 +177,41 @@ def test_two_tables_of_one_kernel_are_told_apart_by_device(h200_tables: Path, tm
     data = _table(shipped, other)
     assert any(text.endswith(", NVIDIA H100") for text in data.products["shape"])
     assert data.products["shape"].nunique() == 2 * _table(shipped).products["shape"].nunique()
+
+
+def _copied_with(table: Path, to: Path, *changes: dict[str, str], extra: str = "") -> RunData:
+    """The data of a table with its first row once for each of `changes`, and an `extra` column."""
+    with table.open(newline="") as stream:
+        first = next(csv.DictReader(stream))
+    with (to / NAME).open("w", newline="") as stream:
+        writer = csv.DictWriter(stream, [*first, *([extra] if extra else [])])
+        writer.writeheader()
+        writer.writerows({**first, **change} for change in changes)
+    return _table(to / NAME)
+
+
+def test_of_rows_of_one_key_the_one_that_is_used_is_reported(h200_tables: Path, tmp_path: Path) -> None:
+    slow, fast, shared = {"us": "20"}, {"us": "6.5"}, {"us": "1", "policy": "graph shared_gpu"}
+    data = _copied_with(h200_tables / NAME, tmp_path, slow, fast, shared, {**slow, "cu_num": "114"})
+    assert (data.problems, sorted(data.products["us"])) == (2, [6.5, 20.0])
+    assert f"{NAME}: 2 rows left out: another row of the same key has precedence." in data.notes
+
+
+def test_each_device_model_that_rows_of_one_key_name_keeps_its_own(h200_tables: Path, tmp_path: Path) -> None:
+    rows = [{"device": device, "us": us} for device in ("NVIDIA H100", "NVIDIA H200") for us in ("9", "7")]
+    data = _copied_with(h200_tables / NAME, tmp_path, *rows)
+    assert sorted(zip(data.products["device"], data.products["us"], strict=True)) == [
+        ("NVIDIA H100", 7.0),
+        ("NVIDIA H200", 7.0),
+    ]
+
+
+def test_the_row_of_a_bucket_does_not_replace_that_of_a_product(h200_tables: Path, tmp_path: Path) -> None:
+    data = _copied_with(
+        h200_tables / NAME, tmp_path, {"us": "6.5", "format": ""}, {"us": "1", "format": "vllm"}, extra="format"
+    )
+    assert data.products["us"].tolist() == [6.5]
+    assert not any("left out" in note for note in data.notes if note.startswith(NAME))
 
 
 def test_a_file_that_is_no_table_is_one_line(tmp_path: Path) -> None:

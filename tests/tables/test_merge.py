@@ -5,7 +5,7 @@ import re
 import pytest
 
 from gemmpipe.family import Family
-from gemmpipe.tables.merge import Row, merge_rows
+from gemmpipe.tables.merge import Row, merge_rows, row_key, used_rows
 
 
 def _row(**values: object) -> Row:
@@ -65,3 +65,16 @@ def test_twins_in_one_table_keep_the_faster(blockscale: Family) -> None:
     )
     assert rows == [_row(us=8.0, libtype="torch")]
     assert conflict.kept == "new"
+
+
+def test_of_a_key_the_rows_that_look_ups_use_stay_in_the_order_of_the_file(blockscale: Family) -> None:
+    h100, h200 = _row(device="NVIDIA H100", us=20.0), _row(device="NVIDIA H200", us=9.0)
+    slow, unnamed = _row(device="NVIDIA H200", us=30.0), _row(us=1.0)
+    rows = [slow, _row(M=9), unnamed, h100, _row(M=9, us=4.0), h200, _row(M=5), _row(cu_num=114)]
+
+    def used(rows: list[Row]) -> list[Row]:
+        return used_rows(rows, lambda row: row_key(row, blockscale), lambda row: row)
+
+    assert used(rows) == [h100, _row(M=9, us=4.0), h200, _row(M=5), _row(cu_num=114)]
+    shared = {**h200, "policy": "p shared_gpu", "us": 1.0}
+    assert used([shared, h100]) == [h100], "a full row precedes a provisional one of any device"
