@@ -9,8 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gemmpipe.core.errors import GemmpipeError, UserError, short_repr
-from gemmpipe.core.files import read_object
+from gemmpipe.core.errors import EXIT_INTERRUPTED, GemmpipeError, UserError, short_repr
+from gemmpipe.core.files import MAX_MANIFEST_BYTES, read_object
 from gemmpipe.core.paths import RUNS
 
 if TYPE_CHECKING:
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from gemmpipe.report.diff import Difference, DiffRules
 
 _MANIFEST = "manifest.json"
-_MAX_MANIFEST_BYTES = 50_000_000  # it lists every file and every unsolved problem
-_INTERRUPTED = 130
 _TEXT_COLUMNS = ("format", "bucket", "layer", "error", "reason")
 """Columns in which an empty cell is an empty text, not a missing number."""
 
@@ -162,7 +160,7 @@ def run(
     if request.pipeline == "doctor":
         raise UserError("doctor: makes no run; expected on the command line")
     folder, code = _run_here(request)
-    if code == _INTERRUPTED:
+    if code == EXIT_INTERRUPTED:
         raise KeyboardInterrupt(str(folder))
     return _result(folder)
 
@@ -207,7 +205,7 @@ def _result(folder: Path) -> RunResult:
     path = folder / _MANIFEST
     if not path.is_file():
         raise UserError(f"{folder}: no {_MANIFEST}; expected a finished run (resume= continues an unfinished one)")
-    manifest = read_object(path, _MAX_MANIFEST_BYTES)
+    manifest = read_object(path, MAX_MANIFEST_BYTES)
     tables = [path for name in (SELECTIONS, REUSED) if (path := folder / name).is_file()]
     try:
         return RunResult(

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from gemmpipe.backends import Backend
-from gemmpipe.backends.scaled_mm import ScaledMm, scaled_mm_violation
+from gemmpipe.backends.scaled_mm import ROW_MULTIPLE, ScaledMm, scaled_mm_violation
 from gemmpipe.core.data import Device, Knobs
 from gemmpipe.core.spec import ROW, scale_order
 from gemmpipe.family import GemmSpec, Inputs, Launch, Prepared, Weights
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 BLOCKWISE, EMPTY = "blockwise", "empty"
 _METHODS = ("mm", "rowwise", "tensorwise", BLOCKWISE, EMPTY)
-_ROW_MULTIPLE = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,13 +85,13 @@ class SameSize(Backend):
 
 
 def _padded(spec: GemmSpec) -> GemmSpec:
-    return replace(spec, m=ceil_div(spec.m, _ROW_MULTIPLE) * _ROW_MULTIPLE)
+    return replace(spec, m=ceil_div(spec.m, ROW_MULTIPLE) * ROW_MULTIPLE)
 
 
 def _blockwise(spec: GemmSpec, device: Device, inputs: Inputs, prepared: Prepared, out: "torch.Tensor") -> Launch:
     import torch
 
-    wide, extra = _padded(spec), -spec.m % _ROW_MULTIPLE
+    wide, extra = _padded(spec), -spec.m % ROW_MULTIPLE
     if not extra:
         return ScaledMm().bind(spec, {"use_fast_accum": False}, device, inputs, prepared, out)
     x = torch.cat([inputs.x.view(torch.uint8), inputs.x.view(torch.uint8)[:1].expand(extra, -1)]).view(inputs.x.dtype)

@@ -41,6 +41,8 @@ def no_copy() -> object:
 
 # The numbers of torch.nn.functional.ScalingType, which the operator takes
 _TENSOR, _ROW, _BLOCK_1X128, _BLOCK_128X128 = 0, 1, 4, 5
+ROW_MULTIPLE = 4
+"""The rows that libraries require in products with block scales."""
 _K_BLOCK_MULTIPLE = 4  # cuBLASLt reads the 128x128 scales in fours along K
 
 
@@ -145,8 +147,8 @@ def scaled_mm_violation(spec: GemmSpec, device: Device) -> str | None:
         return f"alignment: N={spec.n} and K={spec.k} must be multiples of 16"
     if kinds == (_BLOCK_1X128, _BLOCK_128X128) and device.gfx != "sm_90":
         return f"block scales: cuBLASLt supports them on sm_90 only, not on {device.gfx}"
-    if kinds == (_BLOCK_1X128, _BLOCK_128X128) and spec.m % 4:
-        return f"alignment: M={spec.m} must be a multiple of 4 with block scales"
+    if kinds == (_BLOCK_1X128, _BLOCK_128X128) and spec.m % ROW_MULTIPLE:
+        return f"alignment: M={spec.m} must be a multiple of {ROW_MULTIPLE} with block scales"
     if spec.bias and (spec.out_dtype == "float32" or kinds[0] == _BLOCK_1X128):
         return f"bias: none with {spec.out_dtype} output or block scales"
     return None

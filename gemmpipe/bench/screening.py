@@ -24,10 +24,10 @@ from gemmpipe.search import TrialRequest
 
 _NO_BLOCK_RATIO = 2.0  # times the fastest of the problem: slower candidates are not timed in blocks
 # Times the pace after one launch: the first rung is over for a slower one (H200, 2026-11: of 800 winners none was 1.3).
-_DROP_RATIO = 1.5
+DROP_RATIO = 1.5
 # The pace is the time of the fourth fastest candidate, since nothing is checked yet, and a kernel that computes nothing
 # is the fastest; or it is a library's time.
-_PACE_RANK = 4
+PACE_RANK = 4
 # Ratio of samples of one candidate that shows a disturbance (H200: one of 2 ms changed the choice of a problem).
 _DISTURBED_RATIO = 1.5
 # Times the pace: few candidates are slower, and another launch shows whether the first one was disturbed.
@@ -146,7 +146,7 @@ class ScreenJob(Job):
         pace_us = self._pace_us(context, short)
         for item in new:
             count_launches(context, setup, item.request.candidate, 1)
-            if item.request.first_rung and single_us[item.request.candidate.id] > _DROP_RATIO * pace_us:
+            if item.request.first_rung and single_us[item.request.candidate.id] > DROP_RATIO * pace_us:
                 item.samples_us, item.far_behind = [single_us[item.request.candidate.id]], True
 
     def _launch_once_each(self, context: WorkerContext, items: "list[_ScreenItem]") -> None:
@@ -165,7 +165,7 @@ class ScreenJob(Job):
         trusted = [i for i in new if i.request.candidate.backend in self.library and not i.extra_bytes]
         times = [item.single_launch_us for item in trusted if item.single_launch_us is not None]
         paces[self.problem.id] = min([paces.get(self.problem.id, math.inf), *times])
-        return min(paces[self.problem.id], single_us[_PACE_RANK - 1] if len(single_us) >= _PACE_RANK else math.inf)
+        return min(paces[self.problem.id], single_us[PACE_RANK - 1] if len(single_us) >= PACE_RANK else math.inf)
 
     def _bind(self, context: WorkerContext, setup: ProblemSetup, staying: "list[_ScreenItem]") -> None:
         """Set the number of launches and samples of each item, and bind its launches; short ones run in blocks.

@@ -25,6 +25,7 @@ def entry() -> Never:
     if interruptible:  # in the middle of an import the handler would print a traceback of the import
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     from gemmpipe.cli.main import main
+    from gemmpipe.core.errors import EXIT_INTERRUPTED
     from gemmpipe.core.signals import startup_interrupt
 
     if interruptible:
@@ -37,7 +38,7 @@ def entry() -> Never:
     try:
         code = main(sys.argv[1:])
     except KeyboardInterrupt:  # a second one, while the first was being reported
-        code = 130
+        code = EXIT_INTERRUPTED
     startup_interrupt.cancel_alarm()
     # The interpreter drops its handlers before it has ended, and a death by the signal would replace the exit code.
     for number in (signal.SIGINT, *ending):

@@ -16,7 +16,6 @@ from gemmpipe.family.guard import error_location
 from gemmpipe.report.lines import Line, fitted
 from gemmpipe.report.text_table import fold_width
 
-EXIT_INTERRUPTED = 130
 _MAX_LINE = 500
 """Characters of an error: it may name a path or a column of any length."""
 

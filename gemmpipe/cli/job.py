@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 from gemmpipe.bench.forkserver import forkserver
 from gemmpipe.cli import STDOUT, naming_write_errors, silence_lost_streams, tolerating_closed_pipes
-from gemmpipe.cli.errors import EXIT_INTERRUPTED, as_bug, report_bug, report_error, system_error
+from gemmpipe.cli.errors import as_bug, report_bug, report_error, system_error
 from gemmpipe.cli.progress import Terminal
 from gemmpipe.cli.request import RunRequest
 from gemmpipe.cli.runs import can_resume, remove_empty_run
-from gemmpipe.core.errors import GemmpipeError
+from gemmpipe.core.errors import EXIT_INTERRUPTED, GemmpipeError
 from gemmpipe.core.events import Events
 from gemmpipe.core.renamed import take_notices
 from gemmpipe.core.torch_build import may_have_gpu

@@ -19,10 +19,10 @@ from gemmpipe.cli import (
 )
 from gemmpipe.cli.command_line import CommandLine, parse_command_line
 from gemmpipe.cli.commands import command_of, load_command
-from gemmpipe.cli.errors import EXIT_INTERRUPTED, report_bug, report_error, system_error
+from gemmpipe.cli.errors import report_bug, report_error, system_error
 from gemmpipe.cli.folders import ConfigFolders
 from gemmpipe.cli.help import help_text, help_topics, topic_help
-from gemmpipe.core.errors import EnvironmentProblem, GemmpipeError, UserError, printable, shortened
+from gemmpipe.core.errors import EXIT_INTERRUPTED, EnvironmentProblem, GemmpipeError, UserError, printable, shortened
 from gemmpipe.core.paths import RUNS, is_in_runs_folder
 from gemmpipe.core.shell import shell_join
 from gemmpipe.report.lines import Line, folded

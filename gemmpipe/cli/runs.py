@@ -14,19 +14,17 @@ from typing import Any
 
 import yaml
 
-from gemmpipe.cli.errors import EXIT_INTERRUPTED
 from gemmpipe.cli.folders import ConfigFolders
 from gemmpipe.cli.old_keys import current_overrides
 from gemmpipe.cli.overrides import is_too_deep
 from gemmpipe.cli.recipes import ShallowLoader
-from gemmpipe.core.errors import UserError
-from gemmpipe.core.files import open_regular, read_object, read_regular
+from gemmpipe.core.errors import EXIT_INTERRUPTED, UserError
+from gemmpipe.core.files import MAX_MANIFEST_BYTES, open_regular, read_object, read_regular
 from gemmpipe.core.paths import RUNS, is_in_runs_folder
 
 JOURNAL, MANIFEST = "trials.jsonl", "manifest.json"
 _MAX_LINE = 10_000_000
 _STARTUP_FILES = {".hydra", JOURNAL}
-_MAX_MANIFEST_BYTES = 50_000_000  # a manifest names every file and every unsolved problem
 _SWEEP_FILES = {"multirun.yaml"}
 _MAX_YAML_BYTES = 1_000_000
 """Hydra writes about 10,000; PyYAML reads the maximum in seconds."""
@@ -57,7 +55,7 @@ def can_resume(run_dir: Path) -> bool:
     if not manifest.exists():
         return True
     with contextlib.suppress(OSError, UserError):
-        return read_object(manifest, _MAX_MANIFEST_BYTES).get("exit_code") == EXIT_INTERRUPTED
+        return read_object(manifest, MAX_MANIFEST_BYTES).get("exit_code") == EXIT_INTERRUPTED
     return False
 
 

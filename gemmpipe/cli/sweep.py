@@ -16,10 +16,10 @@ from types import FrameType
 from typing import Any
 
 from gemmpipe.cli import tolerating_closed_pipes
-from gemmpipe.cli.errors import EXIT_INTERRUPTED, terminal_line
+from gemmpipe.cli.errors import terminal_line
 from gemmpipe.cli.overrides import override_key
 from gemmpipe.cli.runs import can_resume
-from gemmpipe.core.errors import EnvironmentProblem, UserError
+from gemmpipe.core.errors import EXIT_INTERRUPTED, EnvironmentProblem, UserError
 from gemmpipe.core.shell import shell_join
 from gemmpipe.core.signals import request_stop
 

@@ -12,14 +12,12 @@ from typing import Any
 
 from gemmpipe.cli import tolerating_closed_pipes
 from gemmpipe.core.errors import UserError, printable
-from gemmpipe.core.files import read_object
+from gemmpipe.core.files import MAX_MANIFEST_BYTES, read_object
 from gemmpipe.core.shell import shell_join
 from gemmpipe.core.units import MISSING, duration_text
 from gemmpipe.report.lines import Line, folded
 from gemmpipe.report.speedup import marked_speedup_text
 from gemmpipe.report.text_table import Column, aligned, fold_width, terminal_width
-
-_MAX_MANIFEST_BYTES = 50_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +80,7 @@ def table_lines(jobs: Sequence[tuple[SweepJob, int]], width: int) -> list[str]:
 def _manifest(folder: Path) -> Mapping[str, Any]:
     """The manifest of a job's run; empty for a job that failed before it wrote one."""
     with suppress(UserError, OSError):
-        return read_object(folder / "manifest.json", limit=_MAX_MANIFEST_BYTES)
+        return read_object(folder / "manifest.json", limit=MAX_MANIFEST_BYTES)
     return {}
 
 

@@ -40,6 +40,8 @@ for _old, _status in {"DROPPED": Status.PRUNED, "UNFIT": Status.UNSUPPORTED, "WR
 
 TIMED = frozenset({Status.OK, Status.PRUNED})
 """Statuses of trials that have a valid time."""
+NOISY = 1.5
+"""A choice with p80 over p20 of its samples above this is noisy."""
 
 
 def canonical_json(value: object) -> str:

@@ -5,11 +5,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gemmpipe.core.files import read_object
+from gemmpipe.core.files import MAX_MANIFEST_BYTES, read_object
 from gemmpipe.core.signals import Interrupted
 from gemmpipe.listeners import FINISHED, INTERRUPTED, Product, Regime, RunOutcome
 from gemmpipe.report.results import product_results, regime_results
-from gemmpipe.report.run_folder import MANIFEST, MAX_MANIFEST_BYTES, SELECTIONS
+from gemmpipe.report.run_folder import MANIFEST, SELECTIONS
 
 if TYPE_CHECKING:
     import pandas as pd

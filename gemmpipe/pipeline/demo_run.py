@@ -30,7 +30,7 @@ from gemmpipe.search import Search
 from gemmpipe.search import recorded as recordings
 from gemmpipe.search.history import History
 from gemmpipe.search.recorded import RecordedSpace
-from gemmpipe.search.simulator import ReplayConfig, SimulatedRun, simulate
+from gemmpipe.search.simulator import NEAR_BEST, ReplayConfig, SimulatedRun, simulate
 from gemmpipe.stages import FINALS
 from gemmpipe.stages.rows import problem_frame, trial_frame
 from gemmpipe.stages.select import Select
@@ -47,7 +47,6 @@ DEMOS = Path("outputs/demo")
 """The folder of replays, relative to the working directory; not below that of runs."""
 _SEARCH = "gaussian"
 _MAX_OPTION_BYTES = 100_000
-NEAR_BEST = 1.01
 
 
 @dataclass(frozen=True, kw_only=True)

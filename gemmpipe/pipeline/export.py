@@ -12,7 +12,7 @@ from gemmpipe.core.data import Device, Scalar
 from gemmpipe.core.device import NO_DEVICE
 from gemmpipe.core.errors import UserError, quoted_repr
 from gemmpipe.core.events import Events
-from gemmpipe.core.files import is_number, read_cells, read_object
+from gemmpipe.core.files import MAX_MANIFEST_BYTES, is_number, read_cells, read_object
 from gemmpipe.family import Family, load_family, shipped_families
 from gemmpipe.formats import Format, Target
 from gemmpipe.formats.native import NativeCsv
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
 SELECTIONS, MANIFEST = "selections.csv", "manifest.json"
-_MAX_MANIFEST_BYTES = 50_000_000
 _TEXT_COLUMNS = ("problem", "format", "bucket", "config", "kernelName", "policy", "run_id", "device", "layer", "reason")
 
 
@@ -78,7 +77,7 @@ def choices_of_run(folder: Path, families: Collection[str]) -> Choices:
                 raise UserError(f"{folder}: {reason}")
             hint = f"; 'gemmpipe resume={folder}' continues it" if (folder / journal.NAME).is_file() else ""
             raise UserError(f"{folder}: no {name} there, expected the folder of a finished run{hint}")
-    manifest = read_object(folder / MANIFEST, _MAX_MANIFEST_BYTES)
+    manifest = read_object(folder / MANIFEST, MAX_MANIFEST_BYTES)
     config = manifest.get("config")
     config = config if isinstance(config, dict) else {}
     family = _family(config.get("kernel"), folder, families)

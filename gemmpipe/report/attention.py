@@ -3,18 +3,17 @@
 from collections.abc import Hashable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from gemmpipe.core.data import NOISY
 from gemmpipe.core.events import counted, verb
 from gemmpipe.core.units import percent_text, time_text
 from gemmpipe.report.data import RunData
-from gemmpipe.report.results import COMPARABLE, NOISY
+from gemmpipe.report.results import COMPARABLE, LOW_SHARE
 from gemmpipe.report.speedup import shared_text, speedup_cell
 
 if TYPE_CHECKING:
     import pandas as pd
 
 Row = Mapping[Hashable, Any]
-_LOW_SHARE = 0.6
-"""A choice below this share of the floor leaves much to gain."""
 _NEAR = 1.05
 """A library within this ratio of the choice is near."""
 _CLOCK_DROP = 0.8
@@ -74,7 +73,7 @@ def _far_from_floor(rows: list[dict[Hashable, Any]]) -> Iterator[str]:
     worst = min(known, key=lambda r: r["share"])
     times = f"{time_text(worst['us'])}, floor {time_text(worst['floor_us'])}"
     yield f"The lowest share of the floor: {product_name(worst)} reaches {percent_text(worst['share'])} ({times})."
-    low = [r for r in known if r["share"] < _LOW_SHARE]
+    low = [r for r in known if r["share"] < LOW_SHARE]
     if len(low) > 1:
         shapes: dict[str, list[dict[Hashable, Any]]] = {}
         for row in low:
@@ -87,7 +86,7 @@ def _far_from_floor(rows: list[dict[Hashable, Any]]) -> Iterator[str]:
             else f"in {len(shapes)} shapes"
         )
         part_of = f"{len(low)} of {counted(len(known), 'product')}"  # at least two
-        yield f"{part_of} reach less than {percent_text(_LOW_SHARE)} of the floor, {where}."
+        yield f"{part_of} reach less than {percent_text(LOW_SHARE)} of the floor, {where}."
 
 
 def _gated(data: RunData, rows: list[dict[Hashable, Any]]) -> Iterator[str]:

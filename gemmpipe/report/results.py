@@ -10,7 +10,7 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from gemmpipe.core.data import Problem, median
+from gemmpipe.core.data import NOISY, Problem, median
 from gemmpipe.family.roofline import floor_us as roofline_floor_us
 from gemmpipe.family.roofline import shipped_rooflines
 from gemmpipe.tables.merge import SHARED_CPU, SHARED_GPU
@@ -37,12 +37,10 @@ COMPARABLE = frozenset({DIRECT, PADDED})
 
 _CONVERTING = "torch"  # the backend that multiplies any operands, if need be through a conversion
 _DIRECT_METHODS = frozenset({"mm", "int_mm", "grouped_mm", "scaled_grouped_mm"})
-ROW_MULTIPLE = 4
-"""The rows that libraries require in products with block scales."""
 SHARED = (SHARED_CPU, SHARED_GPU)
 """Words in the policy of a row that was timed while other processes used the device."""
-NOISY = 1.5
-"""A choice with p80 over p20 of its samples above this is noisy."""
+LOW_SHARE = 0.6
+"""A choice below this share of the floor leaves much to gain."""
 
 PRODUCTS = (
     "problem",
@@ -319,6 +317,8 @@ def _pad_libraries(rows: list[dict[str, Any]], shape: Sequence[str]) -> None:
 
     Callers of such a library pad the rows to its multiple: the product of that size is what they wait for.
     """
+    from gemmpipe.backends.scaled_mm import ROW_MULTIPLE
+
     direct = {(*(row[k] for k in shape), row["rows"]): row["library_us"] for row in rows if row["library"] == DIRECT}
     for row in rows:
         padded = -(-row["rows"] // ROW_MULTIPLE) * ROW_MULTIPLE

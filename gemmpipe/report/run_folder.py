@@ -14,8 +14,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gemmpipe.core.errors import UserError
-from gemmpipe.core.files import open_regular, read_cells, read_object, read_regular
+from gemmpipe.core.errors import EXIT_INTERRUPTED, UserError
+from gemmpipe.core.files import MAX_MANIFEST_BYTES, open_regular, read_cells, read_object, read_regular
 from gemmpipe.core.paths import RUNS
 from gemmpipe.journal import NAME as JOURNAL
 
@@ -25,10 +25,8 @@ REUSED = "reused.csv"
 LAST = "last"
 """The name of the newest finished run."""
 FINISHED, INTERRUPTED, RUNNING, KILLED = "finished", "interrupted", "running", "killed"
-MAX_MANIFEST_BYTES = 50_000_000  # a manifest names every file and every unsolved problem
 _MAX_HYDRA_BYTES = 1_000_000
 _MAX_LINE_BYTES = 1_000_000
-_INTERRUPTED_CODE = 130
 _SOURCE_STAGE = "capture"
 """The stage that takes problems from the source that `shapes` names."""
 _CHOICE = re.compile(r"^      (kernel|shapes): ([\w.-]+)$", re.MULTILINE)
@@ -233,7 +231,7 @@ def _state(folder: Path, manifest: Mapping[str, object]) -> str:
         return KILLED
     if _is_newer(folder / JOURNAL, folder / MANIFEST):
         return KILLED
-    return INTERRUPTED if manifest.get("exit_code") == _INTERRUPTED_CODE else FINISHED
+    return INTERRUPTED if manifest.get("exit_code") == EXIT_INTERRUPTED else FINISHED
 
 
 _SAME_END_NS = 60 * 10**9

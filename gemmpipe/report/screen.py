@@ -23,6 +23,7 @@ from gemmpipe.core.units import (
 from gemmpipe.report.lines import BAD, DIM, GOOD, HEAD, KEY, WARN, Line, styled
 from gemmpipe.report.results import (
     CONVERTED,
+    LOW_SHARE,
     PADDED,
     RegimeResult,
     RunFigures,
@@ -40,8 +41,6 @@ if TYPE_CHECKING:
 _MAX_ROWS, _TOP, _BOTTOM = 30, 5, 10
 _BAR = 12
 _BETWEEN = " | "
-_LOW_SHARE = 0.6
-"""A share of the floor below this is worth a look."""
 _SPEEDUP_TITLE = "speed-up over the best library path (geometric mean, least to most)"
 _MEMORY_KEY = "stages.select.max_extra_weight_pct"
 _MAX_LIMITS = 5
@@ -146,7 +145,7 @@ def _attention_lines(facts: RunFacts, figures: RunFigures, products: "pd.DataFra
     parts = []
     if facts.unsolved:
         parts.append(f"{counted(len(facts.unsolved), 'problem')} without a valid candidate")
-    if figures.worst is not None and figures.worst[1] < _LOW_SHARE:
+    if figures.worst is not None and figures.worst[1] < LOW_SHARE:
         row = products[products["problem"] == figures.worst[0]].iloc[0]
         parts.append(f"{_size_text(row, family)} reaches {percent_text(figures.worst[1])} of the floor")
     if figures.near_ties:

@@ -14,7 +14,6 @@ from gemmpipe.core.units import MISSING, speedup_text, time_text
 from gemmpipe.report.results import (
     CONVERTED,
     NO_LIBRARY,
-    ROW_MULTIPLE,
     SHARED,
     Spread,
     has_direct_path,
@@ -88,6 +87,8 @@ def conversion_reasons(rows: Iterable[Row], family: "Family", limit_pct: int | N
 
     `limit_pct`: the percent of more weight memory that a faster converted copy needs; None: no copy was faster.
     """
+    from gemmpipe.backends.scaled_mm import ROW_MULTIPLE
+
     counts: Counter[tuple[str, str]] = Counter()
     for row in rows:
         spec = family.spec(problem_of(row, family))

@@ -20,9 +20,11 @@ from gemmpipe.search.history import History
 from gemmpipe.search.recorded import Outcome, RecordedSpace, read
 
 _STAGE = "screen"
-_SCREEN_LAUNCHES = 2  # the screen timer's `iters`: launches of a search that times all candidates alike
+SCREEN_LAUNCHES = 2  # the screen timer's `iters`: launches of a search that times all candidates alike
 _CUTOFF = 0.95  # of the way from the median to the optimum: the score ends when random search is expected there
 _POINTS = 50
+NEAR_BEST = 1.01
+"""A choice within this ratio of the fastest recorded candidate is near it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -202,7 +204,7 @@ def simulate(
             device=recording.device,
             candidates=tuple(outcomes),
             builds=builds,
-            launches=_SCREEN_LAUNCHES,
+            launches=SCREEN_LAUNCHES,
             keep=terms.keep,
             history=history,
         )

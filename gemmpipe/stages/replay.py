@@ -13,15 +13,12 @@ from gemmpipe.family.problem import group_by_shape
 from gemmpipe.search import Search
 from gemmpipe.search.history import History
 from gemmpipe.search.recorded import Outcome, RecordedSpace
+from gemmpipe.search.simulator import NEAR_BEST, SCREEN_LAUNCHES, SimulatedRun, score, simulate
 from gemmpipe.search.simulator import ReplaySearch as ReplaySearch
-from gemmpipe.search.simulator import SimulatedRun, score, simulate
 from gemmpipe.stages import Context, Stage
 
 if TYPE_CHECKING:
     import pandas as pd
-
-_SCREEN_LAUNCHES = 2  # launches per candidate that random search is charged for
-_NEAR_BEST = 1.01
 
 Group = Sequence[tuple[Problem, GemmSpec]]
 
@@ -119,7 +116,7 @@ def _row(recording: RecordedSpace, spec: GemmSpec, replays: Sequence[SimulatedRu
         "ratio": median(reached) if reached else None,
         "worst": max(reached) if len(reached) == len(ratios) else None,
         "worst_seed": ratios.index(max(reached)) if len(reached) == len(ratios) else ratios.index(None),
-        "within_1_pct": sum(r <= _NEAR_BEST for r in reached) / len(ratios),
+        "within_1_pct": sum(r <= NEAR_BEST for r in reached) / len(ratios),
         "score": score(list(times.values()), _seconds_each(recording, outcomes, slots), curves),
     }
 
@@ -132,7 +129,7 @@ def _seconds_each(recording: RecordedSpace, outcomes: Mapping[Candidate, Outcome
     """The cost of a candidate for random search: its share of the builds, its first launch and its timed launches."""
     compile_s = sum(recording.facts[b].compile_s for o in outcomes.values() for b in o.builds) / slots / len(outcomes)
     times = [o.time_us for o in outcomes.values() if o.time_us is not None]
-    return compile_s + recording.first_launch_s + _SCREEN_LAUNCHES * sum(times) / len(times) / 1e6
+    return compile_s + recording.first_launch_s + SCREEN_LAUNCHES * sum(times) / len(times) / 1e6
 
 
 def lines(scores: "pd.DataFrame", search: ReplaySearch) -> list[str]:
@@ -140,7 +137,7 @@ def lines(scores: "pd.DataFrame", search: ReplaySearch) -> list[str]:
     kind = type(search.algorithm).__name__.lower()
     found = []
     for name, part in [*scores.groupby("family", sort=False), ("all", scores)]:
-        near = (part["ratio"] <= _NEAR_BEST).mean()
+        near = (part["ratio"] <= NEAR_BEST).mean()
         share = (part["evaluations"] / part["candidates"]).median()
         found.append(
             f"{name}: {kind} within 1 % of the best on {near:.1%} of {counted(len(part), 'problem')} (median of "

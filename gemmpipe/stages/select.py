@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from gemmpipe.backends import library_backends
 from gemmpipe.core import schema
-from gemmpipe.core.data import Bucket, Candidate, Problem
+from gemmpipe.core.data import NOISY, Bucket, Candidate, Problem
 from gemmpipe.core.errors import UserError, check_at_least, suggest_or_list
 from gemmpipe.core.events import counted, verb
 from gemmpipe.family import GemmSpec
@@ -21,8 +21,6 @@ from gemmpipe.tables.merge import shared_policy
 
 if TYPE_CHECKING:
     import pandas as pd
-
-_NOISY = 1.5  # p80 over p20 of a selection's samples
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,4 +178,4 @@ def weight_bytes(spec: GemmSpec) -> float:
 
 
 def _is_noisy(p20_us: float | None, p80_us: float | None) -> bool:
-    return p20_us is not None and p80_us is not None and p80_us > _NOISY * p20_us
+    return p20_us is not None and p80_us is not None and p80_us > NOISY * p20_us

@@ -12,8 +12,9 @@ from gemmpipe.cli.main import main
 from gemmpipe.core.data import median
 from gemmpipe.core.errors import UserError
 from gemmpipe.family import load_family
-from gemmpipe.pipeline.demo_run import NEAR_BEST, RECORDING, near_best, option_values, replay_demo
+from gemmpipe.pipeline.demo_run import RECORDING, near_best, option_values, replay_demo
 from gemmpipe.search import recorded
+from gemmpipe.search.simulator import NEAR_BEST
 from gemmpipe.tables import store
 
 

@@ -6,14 +6,13 @@ Also the candidates that problems which differ in M alone try of each other afte
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from gemmpipe.bench.jobs import LONG_LAUNCH_US
+from gemmpipe.bench.screening import PACE_RANK
 from gemmpipe.core.data import Bucket, Candidate, Problem, Trial
 from gemmpipe.family.problem import group_by_shape
 from gemmpipe.search import TrialRequest
 from gemmpipe.stages import Context
 from gemmpipe.stages.needed_builds import screening_builds
 from gemmpipe.stages.screen.state import ProblemState
-
-_PACE_RANK = 4
 
 
 def shortlist(
@@ -33,7 +32,7 @@ def shortlist(
     timed = [t for t in results.values() if t.time_us is not None]
     ordered = sorted(timed, key=_rank)
     # Not of the first: results are not checked yet, and a kernel that computes nothing is the fastest.
-    pace_us = max((t.time_us or 0.0 for t in ordered[:_PACE_RANK]), default=0.0)
+    pace_us = max((t.time_us or 0.0 for t in ordered[:PACE_RANK]), default=0.0)
     trusted = [t for t in ordered if t.candidate.backend in library and not t.extra_weight_bytes]
     pace_us = min([pace_us, *(t.time_us or 0.0 for t in trusted)])
     near = [t.candidate for t in ordered if (t.time_us or 0.0) <= pace_us * (1 + margin_pct / 100)]

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 from typing import Protocol
 
+from gemmpipe.bench.screening import DROP_RATIO
 from gemmpipe.core.data import Build, Candidate, Problem, Scalar, Status, Trial
 from gemmpipe.search import TrialRequest
 from gemmpipe.stages.screen.search_pool import SessionStarted
@@ -194,7 +195,6 @@ class ProblemState:
 
 
 _LONG_US = 5_000.0
-_DROP_RATIO = 1.5
 
 
 class Bounds:
@@ -227,12 +227,12 @@ class Bounds:
         return bool(self._long) and problem.shape_group in self._long and self.bound_us(problem, candidate) > _LONG_US
 
     def prune(self, problem: Problem, candidate: Candidate, results: Iterable[Trial]) -> Trial | None:
-        """A pruned trial if the bound exceeds the best time here with no more weight memory by `_DROP_RATIO`."""
+        """A pruned trial if the bound exceeds the best time here with no more weight memory by `DROP_RATIO`."""
         bound = self.bound_us(problem, candidate)
         extra = self._extra.get((problem.shape_group, candidate), 0)
         trusted = [t for t in results if t.candidate.backend not in self._own]
         rival_times = [t.time_us for t in trusted if t.time_us is not None and t.extra_weight_bytes <= extra]
-        if not rival_times or bound <= max(_LONG_US, _DROP_RATIO * min(rival_times)):
+        if not rival_times or bound <= max(_LONG_US, DROP_RATIO * min(rival_times)):
             return None
         why = f"not run: took {bound:.0f} us with fewer rows, the best here takes {min(rival_times):.0f} us"
         return Trial(stage="screen", problem=problem.id, candidate=candidate, status=Status.PRUNED, error=why)
