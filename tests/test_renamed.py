@@ -110,6 +110,14 @@ def test_an_error_shows_the_notices_too(plans: list[Plan], capsys: pytest.Captur
     ]
 
 
+def test_printing_the_configuration_shows_the_notices_too(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--cfg", "job", "tune", *WORDS, "search.share=0.2"]) == 0
+    printed = capsys.readouterr()
+    assert printed.err.splitlines() == ["warning: search.share: renamed; use search.trial_fraction"]
+    assert "trial_fraction: 0.2" in printed.out
+    assert "warning" not in printed.out
+
+
 def test_a_recipe_with_old_keys(folder: Path, plans: list[Plan], capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "old.yaml").write_text(
         "version: 1\npipeline: verify\nkernel: a16w16\nsearch: {share: 0.2}\n"

@@ -29,10 +29,15 @@ def report_error(error: GemmpipeError, cause: BaseException | None = None) -> in
     """Print the error as one line (with GEMMPIPE_DEBUG also its traceback) and return the exit code."""
     with tolerating_closed_pipes():
         _debug(cause or error)
-        for notice in take_notices():
-            _print(f"warning: {terminal_line(notice)}")
+        print_notices()
         _print(f"gemmpipe: {terminal_line(str(error))}")
     return error.exit_code
+
+
+def print_notices() -> None:
+    """Print the notices of old names that no line has reported."""
+    for notice in take_notices():
+        _print(f"warning: {terminal_line(notice)}")
 
 
 def _print(text: str) -> None:

@@ -19,7 +19,7 @@ from gemmpipe.cli import (
 )
 from gemmpipe.cli.command_line import CommandLine, parse_command_line
 from gemmpipe.cli.commands import command_of, load_command
-from gemmpipe.cli.errors import report_bug, report_error, system_error
+from gemmpipe.cli.errors import print_notices, report_bug, report_error, system_error
 from gemmpipe.cli.folders import ConfigFolders
 from gemmpipe.cli.help import help_text, help_topics, topic_help
 from gemmpipe.core.errors import EXIT_INTERRUPTED, EnvironmentProblem, GemmpipeError, UserError, printable, shortened
@@ -201,6 +201,9 @@ def _compose(line: CommandLine, request: "RunRequest") -> int:
         if launcher is None:
             raise
         raise EnvironmentProblem(f"{launcher}: {error}") from error
+    if any(map(line.has, _WITHOUT_RUN)):  # a run prints them itself
+        with tolerating_closed_pipes():
+            print_notices()
     print_table(jobs)
     return max(codes, default=0)
 
