@@ -115,7 +115,7 @@ def test_a_call_that_fails_leaves_the_look_up_as_it_was(function: EngineFunction
 def test_a_format_brings_its_engine(form: Vllm | Sglang, scaled: Family, h200: Device) -> None:
     (found,) = form.engine().implementations(scaled)
     assert found.label == form.name
-    assert pickle.loads(pickle.dumps(found)) == found, "hunters and workers are sent it"
+    assert pickle.loads(pickle.dumps(found)) == found, "search processes and workers are sent it"
     options = KernelDefaults(dtype=None, out_dtype=None, bias=None)
     spec = scaled.spec(make_problem(scaled, {"M": 4, "N": 256, "K": 512}, options, "sm_90", "test"))
     default = found.default(spec, h200)

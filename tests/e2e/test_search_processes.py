@@ -117,11 +117,11 @@ def test_a_search_process_that_is_killed_is_replaced(
 ) -> None:
     learn, heard = ProcessSearchPool.learn, []
 
-    def learn_and_kill(hunts: ProcessSearchPool, trial: Trial) -> None:
+    def learn_and_kill(pool: ProcessSearchPool, trial: Trial) -> None:
         heard.append(trial)
         if len(heard) == 30:  # none of the four searches has ended
-            os.kill(hunts._workers[0]._process.pid or 0, signal.SIGKILL)
-        learn(hunts, trial)
+            os.kill(pool._workers[0]._process.pid or 0, signal.SIGKILL)
+        learn(pool, trial)
 
     monkeypatch.setattr(ProcessSearchPool, "learn", learn_and_kill)
     assert main([*WORDS, FOLDER]) == 0

@@ -1,7 +1,7 @@
 """executor=modelled: the local executor on GPUs that are not there. Workers and compilers are processes that sleep.
 
 What a candidate takes is the search's own analytic model times a factor drawn by its name; the rest is what an H200's
-manifest says of 72 problems (2026-11-21). The driver, its desks, pipes and journal are the real ones.
+manifest says of 72 problems (2026-11-21). The driver, its supervisors, pipes and journal are the real ones.
 """
 
 import random
