@@ -11,6 +11,7 @@ from gemmpipe.core.nvml import product_names
 from gemmpipe.core.shell import shell_quote
 from gemmpipe.formats.engine_lint import findings_of, lint
 from gemmpipe.formats.findings import ERROR, summary
+from gemmpipe.tables.file_names import kernel_of_table_name
 
 _SHORT_KEYS: Mapping[str, str] = {name: f"stages.lint.{name}" for name in ("engine", "timed", "model_dim", "topk")}
 """Keys of this command only, and the keys of the configuration that they abbreviate."""
@@ -44,8 +45,9 @@ def check_files(line: CommandLine) -> int:
     if table := next(
         (path for path in line.paths if path.endswith(".csv") and Path(path).expanduser().is_file()), None
     ):
+        kernel = "" if kernel_of_table_name(Path(table)) else " kernel=FAMILY"
         raise UserError(
-            f"{table}: a tuned table, no engine's file; expected gemmpipe verify table={shell_quote(table)}"
+            f"{table}: a tuned table, no engine's file; expected gemmpipe verify table={shell_quote(table)}{kernel}"
         )
     engine = next((override.partition("=")[2] for override in reversed(line.overrides)), None)
     files = lint([Path(path).expanduser() for path in line.paths], engine, product_names())

@@ -39,7 +39,7 @@ class Product:
     config: str
     time_us: float
     library_us: float | None
-    """Of the best library of the run; None without a library that computes the product."""
+    """Of the best library of the run; None where no library multiplies the operands as stored."""
     speedup: float | None
     """Library over choice."""
     floor_share: float | None

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from gemmpipe.core.files import MAX_MANIFEST_BYTES, read_object
 from gemmpipe.core.signals import Interrupted
 from gemmpipe.listeners import FINISHED, INTERRUPTED, Product, Regime, RunOutcome
-from gemmpipe.report.results import product_results, regime_results
+from gemmpipe.report.results import COMPARABLE, product_results, regime_results
 from gemmpipe.report.run_folder import MANIFEST, SELECTIONS
 
 if TYPE_CHECKING:
@@ -60,11 +60,12 @@ def _as_products(frame: "pd.DataFrame", family: "Family") -> tuple[Product, ...]
             backend=str(row["libtype"]),
             config=str(row["config"]),
             time_us=float(row["us"]),
-            library_us=_number(row["library_us"]),
-            speedup=_number(row["speedup"]),
+            library_us=_number(row["library_us"]) if is_compared else None,
+            speedup=_number(row["speedup"]) if is_compared else None,
             floor_share=_number(row["floor_share"]),
         )
         for row in frame.to_dict("records")
+        for is_compared in (row["library"] in COMPARABLE,)  # torch's conversion of the operands is no library's product
         if _number(row["us"])
     )
 

@@ -26,6 +26,7 @@ from gemmpipe.report.text_table import terminal_width
 from gemmpipe.stages.history import native_tables
 from gemmpipe.stages.rows import undecided_line
 from gemmpipe.stages.workload import saving
+from gemmpipe.tables.file_names import table_arguments
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -107,7 +108,7 @@ def _next_commands(plan: "Plan", context: "Context", written: Sequence[Path], re
     Rows that an earlier run timed are in its table, from which no form of an engine is written.
     """
     if reused is not None:
-        return command_lines(shell_quote(str(reused.table)), terminal_width())
+        return command_lines(shell_join(table_arguments(reused.table, plan.family)), terminal_width())
     on_gpu = context.device.kind != "cpu"
     engines = [name for name in plan.formats if name in _ENGINES]
     exports = [*engines, *(["plugin"] if on_gpu and written else [])] if written or engines else []

@@ -162,7 +162,7 @@ def knobs_section(data: RunData, parts: Mapping[str, ProblemTrials]) -> Section 
     header = ("knob", "importance", "value", "best_with_value_over_best", "products", "candidates", "wins")
     body = figure(
         "Best time with a value over the best time of all",
-        tag("div", join(tables), class_="charts"),
+        tag("div", join(tables), class_="charts knobs"),
         Data(name="knobs", header=header, rows=rows),
     )
     loss = (

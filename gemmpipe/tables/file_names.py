@@ -2,8 +2,9 @@
 
 import re
 from collections.abc import Mapping
+from pathlib import Path
 
-from gemmpipe.family import Family
+from gemmpipe.family import Family, load_family, shipped_families
 
 _GEMM = "_tuned_gemm"
 
@@ -22,3 +23,13 @@ def family_of_file_name(name: str, families: Mapping[str, Family]) -> str | None
             stems.setdefault(f"{_GEMM[1:]}_{stem.removesuffix(_GEMM)}", key)
     matching = [stem for stem in stems if re.search(rf"(^|[^a-z0-9]){re.escape(stem)}([^a-z0-9]|$)", lowered)]
     return stems[max(matching, key=len)] if matching else None
+
+
+def kernel_of_table_name(path: Path) -> str | None:
+    """The shipped family that the table's name gives; None if commands that read it need `kernel=FAMILY`."""
+    return family_of_file_name(path.name, {name: load_family(name) for name in shipped_families()})
+
+
+def table_arguments(path: Path, family: Family) -> list[str]:
+    """The arguments that name a table for `show` and `report`: its path, and its kernel where the name gives none."""
+    return [str(path), *([] if kernel_of_table_name(path) == family.name else [f"kernel={family.name}"])]

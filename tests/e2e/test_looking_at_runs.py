@@ -223,3 +223,15 @@ def test_a_run_that_had_nothing_to_time_says_where_the_choices_are(
     assert reason in capfd.readouterr().err
     assert str(timed) in _out(capfd, "show", "last"), "the last run with choices"
     assert _out(capfd, *shown[-1].removeprefix("see   gemmpipe ").split(" | ")[0].split()).startswith("a16w16")
+
+
+def test_the_next_commands_give_the_kernel_of_a_table_whose_name_does_not(
+    site: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """After all others: it adds a run to the list."""
+    for path in (site / "tuned").glob("bf16_tuned_gemm.csv*"):
+        (site / path.name.replace("bf16_tuned_gemm", "small")).write_bytes(path.read_bytes())
+    line = _out(capfd, *LINE, "output=small.csv").splitlines()[-1]
+    assert line == "see   gemmpipe show small.csv kernel=a16w16 | gemmpipe report small.csv kernel=a16w16"
+    for command in line.removeprefix("see").split("|"):
+        _out(capfd, *command.split()[1:])

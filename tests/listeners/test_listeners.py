@@ -9,9 +9,11 @@ import pytest
 
 from gemmpipe.core.errors import UserError
 from gemmpipe.core.events import Event, Events
+from gemmpipe.family import load_family
 from gemmpipe.listeners import Guarded, Listener, Product, Regime, RunOutcome, RunStart, failed, product_names
 from gemmpipe.listeners.figures import metrics_of, parameters_of
 from gemmpipe.listeners.json_stream import JsonStream
+from gemmpipe.listeners.outcome import outcome_of
 from gemmpipe.pipeline.build import build_option
 
 START = RunStart(
@@ -95,6 +97,18 @@ def test_metrics_have_names_that_trackers_take() -> None:
     assert "geomean/M_le_64/floor_share" not in found, "not measured"
     assert metrics_of(failed(ValueError("x"))) == {"unsolved": 0.0, "products": 0.0}
     assert parameters_of(START)["shapes"] == "list"
+
+
+def test_a_product_that_no_library_multiplies_as_stored_has_no_speedup(tmp_path: Path) -> None:
+    header = "gfx,cu_num,M,N,K,libtype,config,us,baseline,baseline_config,baseline_us"
+    rows = [
+        f"sm_90,132,{m},256,512,torch,,10,torch,{method},{us}"
+        for m, method, us in ((1, '"{""method"":""bfloat16_convert""}"', 10), (8, '"{""method"":""mm""}"', 20))
+    ]
+    (tmp_path / "selections.csv").write_text("\n".join([header, *rows]) + "\n")
+    found = outcome_of(tmp_path, load_family("a8w8_blockscale"), {}, 0)
+    assert [(each.speedup, each.library_us) for each in found.products] == [(None, None), (2.0, 20.0)]
+    assert {name for name in metrics_of(found) if name.startswith("speedup/")} == {"speedup/M8_N256_K512"}
 
 
 def test_products_that_differ_in_more_than_sizes_have_names_of_their_own() -> None:

@@ -115,6 +115,18 @@ def test_nothing_is_wider_than_the_page(browser: Any, run_page: Path, table_page
         page.close()
 
 
+@pytest.mark.parametrize("width", [400, 500, 800, 1200, 1600])
+def test_tables_of_knobs_show_all_columns(browser: Any, run_page: Path, width: int) -> None:
+    """At each number of tables side by side; 800 and 1200 leave the least room for a table."""
+    page, _ = _open(browser, run_page, width=width)
+    widths = page.evaluate(
+        "() => [...document.querySelectorAll('#knobs .scroll')].map((each) => [each.scrollWidth, each.clientWidth])"
+    )
+    assert len(widths) > 1
+    assert all(needed <= given for needed, given in widths)
+    page.close()
+
+
 def test_labels_of_an_axis_do_not_overlap(browser: Any, table_page: Path) -> None:
     page, _ = _open(browser, table_page)
     overlaps = page.evaluate(
