@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from gemmpipe.core.errors import EXIT_INTERRUPTED, GemmpipeError, UserError, short_repr
 from gemmpipe.core.files import MAX_MANIFEST_BYTES, read_object
 from gemmpipe.core.paths import RUNS
+from gemmpipe.core.shell import shell_join
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -51,6 +52,9 @@ class RunResult:
 
         path = self.folder / f"{name}.csv"
         if not path.is_file():
+            if self.exit_code == EXIT_INTERRUPTED:
+                resume = shell_join(["gemmpipe", f"resume={self.folder}"])
+                raise UserError(f"{self.folder}: no table '{name}' before the run is finished: {resume}")
             known = [each.stem for each in self.folder.glob("*.csv")]
             raise UserError(f"{self.folder}: no table '{name}'{suggest_or_list(name, known)}")
         return _table(path)

@@ -10,6 +10,7 @@ import inspect
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -111,6 +112,8 @@ def test_a_run_and_its_result(folder: Path, capsys: pytest.CaptureFixture[str]) 
     assert set(result.read("trials")["status"]) <= {"ok", "pruned", "unsupported"}
     with pytest.raises(gemmpipe.UserError, match="no table 'trails'; did you mean 'trials'"):
         result.read("trails")
+    with pytest.raises(gemmpipe.UserError, match="before the run is finished: gemmpipe resume="):
+        replace(result, exit_code=130).read("called")
     assert "screen: 2 problems" in capsys.readouterr().out
     assert gemmpipe.load() == gemmpipe.load(result.folder) == result
     again = gemmpipe.run("tune", **TINY, **ITEMS)

@@ -127,7 +127,8 @@ def _shipped(other: ChoiceTable, command: str) -> ChoiceTable:
     products = {choice.key for choice in other.choices}
     best, common = None, 0
     of_name = [path for path in tables if path.name in named]
-    for path in of_name or [path for path in tables if not other.kernel or _kernel_of_table(path) == other.kernel]:
+    of_kernel = of_name or [path for path in tables if not other.kernel or _kernel_of_table(path) == other.kernel]
+    for path in of_kernel:
         choices = tuple(_read_rows(path))
         found = len(products & {choice.key for choice in choices})
         if path.name in named or found > common:
@@ -135,6 +136,9 @@ def _shipped(other: ChoiceTable, command: str) -> ChoiceTable:
     if best is None:
         known = ", ".join(path.name for path in tables)
         kernel = other.kernel or other.path.name
+        if other.kernel and of_kernel:
+            names = ", ".join(path.name for path in of_kernel)
+            raise UserError(f"{command}: shipped: {names} has no product in common with {other.name}; expected a path")
         raise UserError(f"{command}: shipped: no shipped table for {kernel}; expected one of {known}, or a path")
     return best
 

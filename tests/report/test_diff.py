@@ -163,6 +163,18 @@ def test_shipped_is_found_for_a_run_with_an_output_of_another_name(tmp_path: Pat
     assert shipped.path == SHIPPED
 
 
+def test_a_shipped_table_without_a_common_product_is_named(tmp_path: Path) -> None:
+    lines = SHIPPED.read_text().splitlines(keepends=True)[:2]
+    first = next(csv.DictReader(lines))
+    other = lines[1].replace(f"{first['cu_num']},{first['M']},", f"{first['cu_num']},77777,", 1)
+    (tmp_path / "selections.csv").write_text(lines[0] + other)
+    manifest = {"config": {"kernel": {"family": "a8w8_blockscale"}}, "files": ["mine.csv"], "exit_code": 0}
+    (tmp_path / "manifest.json").write_text(json.dumps(manifest))
+    (tmp_path / "trials.jsonl").write_text("")
+    with pytest.raises(UserError, match=f"shipped: {SHIPPED.name} has no product in common with"):
+        read_sides(str(tmp_path), "shipped", "diff")
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
