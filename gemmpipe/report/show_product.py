@@ -7,7 +7,7 @@ from typing import Any
 from gemmpipe.core.data import TIMED, Candidate, Trial, canonical_json
 from gemmpipe.core.errors import UserError, printable, suggest_or_list
 from gemmpipe.core.events import counted
-from gemmpipe.core.units import time_text
+from gemmpipe.core.units import bytes_text, time_text
 from gemmpipe.report.attention import records
 from gemmpipe.report.data import TABLE, RunData
 from gemmpipe.report.diff_text import knobs_text
@@ -96,6 +96,7 @@ def product_lines(shown: ShownProduct, width: int, most: int) -> Iterator[str]:
     if finals:
         yield from ("", f"finals: {counted(len(finals), 'candidate')}")
         yield from aligned(_columns(finals, shown), width)
+        yield from _memory_lines(finals, shown, width)
     search = _ranked(shown.trials.search)
     yield from ("", f"search: {counted(len(search), 'candidate')} timed, the fastest {min(most, len(search)):,}")
     yield from aligned(_columns(search[:most], shown), width)
@@ -117,11 +118,14 @@ def _ranked(trials: Sequence[Any]) -> list[Trial]:
 def _columns(trials: Sequence[Trial], shown: ShownProduct) -> list[Column]:
     best_us = min((trial.time_us for trial in trials if trial.time_us), default=1.0)
     chosen = _chosen(shown)
-    marks = ["*" if (t.candidate.backend, canonical_json(t.candidate.knobs)) == chosen else "" for t in trials]
+    marks = ["*" if _name(t) == chosen else "" for t in trials]
+    copies = tuple(f"+{bytes_text(t.extra_weight_bytes)}" if t.extra_weight_bytes else "" for t in trials)
+    memory = [Column(title="weight memory", cells=copies)] if any(copies) else []
     return [
         Column(title="", cells=tuple(marks), is_text=True),
         Column(title="time", cells=tuple(time_text(trial.time_us) for trial in trials)),
         Column(title="of best", cells=tuple(f"{(trial.time_us or 0.0) / best_us:.3f}" for trial in trials)),
+        *memory,
         Column(title="samples", cells=tuple(str(len(trial.samples_us)) for trial in trials), importance=1),
         Column(title="status", cells=tuple(str(trial.status) for trial in trials), is_text=True, importance=2),
         Column(title="backend", cells=tuple(trial.candidate.backend for trial in trials), is_text=True),
@@ -131,6 +135,20 @@ def _columns(trials: Sequence[Trial], shown: ShownProduct) -> list[Column]:
             is_text=True,
         ),
     ]
+
+
+def _memory_lines(trials: Sequence[Trial], shown: ShownProduct, width: int) -> Iterator[str]:
+    """Why faster candidates that keep a copy of the weight are not the choice."""
+    chosen = next((t for t in trials if _name(t) == _chosen(shown)), None)
+    if chosen is None or chosen.time_us is None:
+        return
+    faster = [t for t in trials if t.time_us is not None and t.time_us < chosen.time_us]
+    if any(t.extra_weight_bytes > chosen.extra_weight_bytes for t in faster):
+        yield cut("faster ones need more memory for the weight than stages.select.max_extra_weight_pct allows", width)
+
+
+def _name(trial: Trial) -> tuple[str, str]:
+    return trial.candidate.backend, canonical_json(trial.candidate.knobs)
 
 
 def _chosen(shown: ShownProduct) -> tuple[str, str]:
