@@ -51,7 +51,7 @@ class Timer:
     budget_ms: float
     block_us: float = 0.0
     """Minimum duration of a sample: short launches are timed in blocks; 0: one by one."""
-    separate: bool = False
+    separate: bool = True
     """On a GPU a small kernel runs before each launch, as other kernels do in a model; its time is subtracted.
 
     Back to back, launches of one kernel overlap if it uses programmatic dependent launch: an fp8 product of 4096 x 4096
