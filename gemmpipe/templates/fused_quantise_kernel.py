@@ -49,6 +49,27 @@ def quantise_groups(
 
 
 @triton.jit
+def store_groups(
+    out_ptr, scale_ptr, quantised, scale, row, groups, columns, inside, width, scale_row_stride, scale_group_stride
+):
+    """Write a program's groups of a row of `width` columns and their scales."""
+    tl.store(tl.max_contiguous(out_ptr + row * width + columns, (1, 8)), quantised, mask=inside)
+    scale_ptrs = scale_ptr + row * scale_row_stride + groups.to(tl.int64) * scale_group_stride
+    tl.store(scale_ptrs, scale, mask=groups < width // GROUP)
+
+
+@triton.jit
+def group_places(SIZE: tl.constexpr, GROUPS: tl.constexpr):
+    """(row, groups, columns, inside) of this program: GROUPS groups of a row, whose programs follow one another."""
+    CHUNKS: tl.constexpr = (SIZE // GROUP + GROUPS - 1) // GROUPS
+    row = (tl.program_id(0) // CHUNKS).to(tl.int64)
+    groups = tl.program_id(0) % CHUNKS * GROUPS + tl.arange(0, GROUPS)
+    columns = groups[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
+    inside = (groups < SIZE // GROUP)[:, None] & (tl.arange(0, GROUP) < GROUP)[None, :]
+    return row, groups, columns, inside
+
+
+@triton.jit
 def start_overlapped(OVERLAP: tl.constexpr):
     """Programmatic dependent launch: let the next kernel start, then wait for the end of the previous one.
 
@@ -88,9 +109,9 @@ def rms_norm_quantise(
     normed = round_to(x * inverse, TYPE, INTERPRETED).to(tl.float32)
     value = round_to(normed * weight.to(tl.float32), TYPE, INTERPRETED).to(tl.float32)
     quantised, scale = quantise_groups(value, TOP, LEAST, False, out_ptr.dtype.element_ty, INTERPRETED)
-    tl.store(tl.max_contiguous(out_ptr + row * K + columns, (1, 8)), quantised, mask=inside)
-    scale_ptrs = scale_ptr + row * scale_row_stride + groups.to(tl.int64) * scale_group_stride
-    tl.store(scale_ptrs, scale, mask=groups < K // GROUP)
+    store_groups(
+        out_ptr, scale_ptr, quantised, scale, row, groups, columns, inside, K, scale_row_stride, scale_group_stride
+    )
 
 
 @triton.jit
@@ -99,24 +120,17 @@ def silu_mul_quantise(
     SIZE: tl.constexpr, GROUPS: tl.constexpr, TOP: tl.constexpr, LEAST: tl.constexpr,
     OVERLAP: tl.constexpr, INTERPRETED: tl.constexpr,
 ):  # fmt: skip
-    """out [M, SIZE] in fp8 and its scales of silu(x[:, :SIZE]) * x[:, SIZE:], not rounded before it is quantised.
-
-    Program i has GROUPS groups of one row; programs of a row follow one another.
-    """
-    CHUNKS: tl.constexpr = (SIZE // GROUP + GROUPS - 1) // GROUPS
-    row = (tl.program_id(0) // CHUNKS).to(tl.int64)
-    groups = tl.program_id(0) % CHUNKS * GROUPS + tl.arange(0, GROUPS)
-    columns = groups[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
-    inside = (groups < SIZE // GROUP)[:, None] & (tl.arange(0, GROUP) < GROUP)[None, :]
+    """out [M, SIZE] in fp8 and its scales of silu(x[:, :SIZE]) * x[:, SIZE:], not rounded before it is quantised."""
+    row, groups, columns, inside = group_places(SIZE, GROUPS)
     start_overlapped(OVERLAP)
     gate_ptrs = x_ptr + row * x_stride + columns
     gate = tl.load(gate_ptrs, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(gate_ptrs + SIZE, mask=inside, other=0.0).to(tl.float32)
     value = gate * (1.0 / (1.0 + tl.exp(-gate))) * up
     quantised, scale = quantise_groups(value, TOP, LEAST, False, out_ptr.dtype.element_ty, INTERPRETED)
-    tl.store(tl.max_contiguous(out_ptr + row * SIZE + columns, (1, 8)), quantised, mask=inside)
-    scale_ptrs = scale_ptr + row * scale_row_stride + groups.to(tl.int64) * scale_group_stride
-    tl.store(scale_ptrs, scale, mask=groups < SIZE // GROUP)
+    store_groups(
+        out_ptr, scale_ptr, quantised, scale, row, groups, columns, inside, SIZE, scale_row_stride, scale_group_stride
+    )
 
 
 @triton.jit
@@ -126,14 +140,10 @@ def group_quantise(
     OVERLAP: tl.constexpr, INTERPRETED: tl.constexpr,
 ):  # fmt: skip
     """out [M, SIZE] in fp8 and its scales of x [M, SIZE]; programs as those of `silu_mul_quantise`."""
-    CHUNKS: tl.constexpr = (SIZE // GROUP + GROUPS - 1) // GROUPS
-    row = (tl.program_id(0) // CHUNKS).to(tl.int64)
-    groups = tl.program_id(0) % CHUNKS * GROUPS + tl.arange(0, GROUPS)
-    columns = groups[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
-    inside = (groups < SIZE // GROUP)[:, None] & (tl.arange(0, GROUP) < GROUP)[None, :]
+    row, groups, columns, inside = group_places(SIZE, GROUPS)
     start_overlapped(OVERLAP)
     value = tl.load(x_ptr + row * x_stride + columns, mask=inside, other=0.0).to(tl.float32)
     quantised, scale = quantise_groups(value, TOP, LEAST, POWER_OF_TWO, out_ptr.dtype.element_ty, INTERPRETED)
-    tl.store(tl.max_contiguous(out_ptr + row * SIZE + columns, (1, 8)), quantised, mask=inside)
-    scale_ptrs = scale_ptr + row * scale_row_stride + groups.to(tl.int64) * scale_group_stride
-    tl.store(scale_ptrs, scale, mask=groups < SIZE // GROUP)
+    store_groups(
+        out_ptr, scale_ptr, quantised, scale, row, groups, columns, inside, SIZE, scale_row_stride, scale_group_stride
+    )
