@@ -41,8 +41,8 @@ _ELIMINATION_RATIOS_LONG = ((1, 1.15), (2, 1.08), (3, 1.05))  # one launch of 20
 _FAR_BEHIND_RATIO = 2.0
 # Times the fastest: such a baseline is timed for as many rounds as decide a race, not to the end.
 _BASELINE_SETTLED_RATIO = 1.1
-# A race ends after these rounds if no rival is faster than this times the fastest, with an interval of 95 %: in 288
-# finals (H200, 2026-11-21) the choice then is within 0.11 % of the choice of 30 rounds.
+# A race ends after these rounds if no other finalist is faster than this times the fastest, with an interval of
+# 95 %: in 288 finals (H200, 2026-11-21) the choice then is within 0.11 % of the choice of 30 rounds.
 _DECIDED_AFTER = 10
 _DECIDED_RATIO = 0.998
 _MAX_NOISE_PCT = 2.0  # further rounds run if a ratio has more noise than this
@@ -92,9 +92,9 @@ class FinalistRun:
             samples.append(replay())
         self.samples = max(self._rounds, key=median)
 
-    def ratio_to(self, rival: "FinalistRun") -> float:
-        """The ratio of this time to the rival's: the median over their common rounds."""
-        return median([own / other for own, other in zip(self.samples, rival.samples, strict=True)])
+    def ratio_to(self, other: "FinalistRun") -> float:
+        """The ratio of this time to the other's: the median over their common rounds."""
+        return median([own / theirs for own, theirs in zip(self.samples, other.samples, strict=True)])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,8 +114,8 @@ class RacingRules:
         """True if a single launch is too slow for the race, relative to `ready`: correct finalists that can race."""
         if finalist.candidate.id in self.always_timed:
             return False
-        rivals = (r for r in ready if r.extra_bytes <= finalist.extra_bytes and r.candidate.id not in self.unchecked)
-        return finalist.time_us > _FAR_BEHIND_RATIO * min((r.time_us for r in rivals), default=float("inf"))
+        others = (r for r in ready if r.extra_bytes <= finalist.extra_bytes and r.candidate.id not in self.unchecked)
+        return finalist.time_us > _FAR_BEHIND_RATIO * min((r.time_us for r in others), default=float("inf"))
 
     def decided(self, racing: list[FinalistRun]) -> bool:
         """True if further rounds could only choose among equally fast finalists, for every limit of extra memory."""
@@ -128,8 +128,8 @@ class RacingRules:
     def still_racing(self, racing: list[FinalistRun]) -> list[FinalistRun]:
         """The finalists that stay in the race; sets `eliminated` for the others.
 
-        A finalist is eliminated if a rival with no more weight memory is faster by the limit of this round. Times are
-        compared round by round: when clocks drop during a race, medians over different rounds are not comparable.
+        A finalist is eliminated if another one with no more weight memory is faster by the limit of this round. Times
+        are compared round by round: when clocks drop during a race, medians over different rounds are not comparable.
         """
         times = {r.candidate.id: median(r.samples) for r in racing}
         rounds = max((len(r.samples) for r in racing), default=0)
@@ -137,21 +137,21 @@ class RacingRules:
         baseline = min(library, key=lambda r: (r.extra_bytes, times[r.candidate.id]), default=None)
         stay = []
         for finalist in racing:
-            rivals = (r for r in racing if r.extra_bytes <= finalist.extra_bytes)
-            rival = min(rivals, key=lambda r: times[r.candidate.id])
-            known = _ELIMINATION_RATIOS if times[rival.candidate.id] < LONG_LAUNCH_US else _ELIMINATION_RATIOS_LONG
+            others = (r for r in racing if r.extra_bytes <= finalist.extra_bytes)
+            fastest = min(others, key=lambda r: times[r.candidate.id])
+            known = _ELIMINATION_RATIOS if times[fastest.candidate.id] < LONG_LAUNCH_US else _ELIMINATION_RATIOS_LONG
             limit = min((ratio for after, ratio in known if rounds >= after), default=float("inf"))
             protected = finalist is baseline or finalist.candidate.id in self.always_timed
-            finalist.eliminated = not protected and finalist.ratio_to(rival) > limit
-            if not finalist.eliminated and not (finalist is baseline and self._baseline_settled(finalist, rival)):
+            finalist.eliminated = not protected and finalist.ratio_to(fastest) > limit
+            if not finalist.eliminated and not (finalist is baseline and self._baseline_settled(finalist, fastest)):
                 stay.append(finalist)
         return stay
 
-    def _baseline_settled(self, baseline: FinalistRun, rival: FinalistRun) -> bool:
+    def _baseline_settled(self, baseline: FinalistRun, other: FinalistRun) -> bool:
         """True if the ratio of a much slower baseline is known well enough."""
         if baseline.candidate.id in self.always_timed or len(baseline.samples) < _DECIDED_AFTER:
             return False
-        ratio = paired_ratio(baseline.samples, rival.samples)
+        ratio = paired_ratio(baseline.samples, other.samples)
         return ratio.low > _BASELINE_SETTLED_RATIO and ratio.noise_pct <= _MAX_NOISE_PCT
 
 
@@ -336,7 +336,7 @@ class FinalsJob(Job):
         """Run rounds in which every finalist still racing runs once, each round in another random order.
 
         The order is random, not rotated: a GPU at its power limit lowers its clocks some time after a power-hungry
-        kernel, and in any fixed order this slows the same rival (3072x8192x3584 on an H200: 155 us against 146 for ten
+        kernel, and in any fixed order this slows the same one (3072x8192x3584 on an H200: 155 us against 146 for ten
         rounds, then 155 against 162). All that race to the end have the same rounds, as many as the slowest of them
         affords: clocks drop under load, so times of different rounds are not comparable.
         """

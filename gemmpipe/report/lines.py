@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 GOOD, BAD, WARN, DIM, HEAD, KEY = "good", "bad", "warn", "dim", "head", "key"
-"""Better than its rival, worse, to be looked at, of less interest, a heading, a name or a command."""
+"""Better than its counterpart, worse, to be looked at, of less interest, a heading, a name or a command."""
 _INDENT = "  "
 _CUT = "..."
 _COMMAND = re.compile(r"(^|: |[\"'])(gemmpipe|export) \S")

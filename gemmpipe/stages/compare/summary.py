@@ -96,20 +96,20 @@ def _means(part: "pd.DataFrame") -> dict[str, float]:
 
 def lines(compared: "pd.DataFrame", regimes: "pd.DataFrame", baseline: str | None) -> list[str]:
     """The printed summary: entries over the tuned choice, own kernels against one entry, and untimed entries."""
-    rival = _full_name(baseline or LIBRARY, regimes["name"])
+    name = _full_name(baseline or LIBRARY, regimes["name"])
     return [
         *_ratio_table(regimes, marks_of(compared)),
-        *_rival_table(regimes, rival),
-        *_slower_problems(compared, rival),
+        *_baseline_table(regimes, name),
+        *_slower_problems(compared, name),
         *_tuning_lines(compared),
         *_untimed_lines(compared),
     ]
 
 
-def _full_name(rival: str, timed: "pd.Series[str]") -> str:
-    """The name of a backend's only timed path, if `rival` is a backend's label; else `rival`."""
-    own = {name for name in timed if name.startswith(f"{rival} ")}
-    return own.pop() if len(own) == 1 and rival not in set(timed) else rival
+def _full_name(baseline: str, timed: "pd.Series[str]") -> str:
+    """The name of a backend's only timed path, if `baseline` is a backend's label; else `baseline`."""
+    own = {name for name in timed if name.startswith(f"{baseline} ")}
+    return own.pop() if len(own) == 1 and baseline not in set(timed) else baseline
 
 
 def marks_of(compared: "pd.DataFrame") -> dict[str, str]:
@@ -142,18 +142,24 @@ def _span(row: "Mapping[Hashable, Any]", ratio: str) -> str:
     return f"{mean:.2f}" if least == most else f"{mean:.2f} ({least:.2f} to {most:.2f})"
 
 
-def _rival_table(regimes: "pd.DataFrame", rival: str) -> list[str]:
-    if rival not in set(regimes["name"]):
-        several = [str(n) for n in dict.fromkeys(regimes["name"]) if n.startswith(f"{rival} ")]
+def _baseline_table(regimes: "pd.DataFrame", name: str) -> list[str]:
+    if name not in set(regimes["name"]):
+        several = [str(n) for n in dict.fromkeys(regimes["name"]) if n.startswith(f"{name} ")]
         if several:
-            return [f"stages.compare.baseline: '{rival}' has several paths; expected one of {', '.join(several)}"]
-        return [f"stages.compare.baseline: no timed entry named '{rival}'{suggest_or_list(rival, regimes['name'])}"]
+            return [f"stages.compare.baseline: '{name}' has several paths; expected one of {', '.join(several)}"]
+        return [f"stages.compare.baseline: no timed entry named '{name}'{suggest_or_list(name, regimes['name'])}"]
     rows = [
-        [f"{rival} over", "own kernels: geomean (least) of problems", "behind", "tuned", "tuned over the floor (most)"]
+        [
+            f"{name} over",
+            "own kernels: geomean (least) of problems",
+            "behind",
+            "tuned",
+            "tuned over the floor (most)",
+        ]
     ]
     for label, part in regimes.groupby("regime", sort=False):
         by_name = {str(r["name"]): r for r in part.to_dict("records")}
-        other, tuned = by_name.get(rival, {}), by_name.get(TUNED, {})
+        other, tuned = by_name.get(name, {}), by_name.get(TUNED, {})
         behind = f"{other['own_behind']:.0f}" if other.get("over_own_of", 0) else "-"
         cells = [_pair(other, "over_own", "least"), behind, _pair(other, "over_tuned", "least")]
         rows.append([f"  {label}", *cells, _pair(tuned, "over_floor", "most")])
@@ -166,14 +172,14 @@ def _pair(row: "Mapping[Hashable, Any]", ratio: str, which: str) -> str:
     return f"{row[ratio]:.2f} ({row[f'{ratio}_{which}']:.2f}) of {row[f'{ratio}_of']:.0f}"
 
 
-def _slower_problems(compared: "pd.DataFrame", rival: str) -> list[str]:
-    """The problems with own kernels slower than the rival, the worst first."""
-    rows = fastest_of(compared, rival) if rival in (LIBRARY, PEER) else compared[compared["name"] == rival]
+def _slower_problems(compared: "pd.DataFrame", baseline: str) -> list[str]:
+    """The problems with own kernels slower than the baseline, the worst first."""
+    rows = fastest_of(compared, baseline) if baseline in (LIBRARY, PEER) else compared[compared["name"] == baseline]
     timed = rows.dropna(subset=["over_own"])
     if not len(timed):
         return []
     lost = timed[timed["over_own"] < 1].sort_values("over_own")
-    text = [f"own kernels behind {rival} on {len(lost)} of {counted(len(timed), 'problem')}"]
+    text = [f"own kernels behind {baseline} on {len(lost)} of {counted(len(timed), 'problem')}"]
     for row in lost.head(_MOST_LINES).to_dict("records"):
         text.append(
             f"  M={row['M']} N={row['N']} K={row['K']}: {row['over_own']:.3f} ({row['name']} {row['us']:.2f} us)"
