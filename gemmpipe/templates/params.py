@@ -34,7 +34,9 @@ CONSTANT_NK = "CONSTANT_NK"
 """Whether N and K are constants of the binary."""
 EARLY_WEIGHTS = "EARLY_WEIGHTS"
 """Whether w is copied before the previous kernel has ended, which must not write w."""
-BLOCK_SCALED_KNOBS = (OWN_PACE, CONSTANT_NK, EARLY_WEIGHTS)
+PREFETCH_DESCRIPTORS = "PREFETCH_DESCRIPTORS"
+"""Whether the TMA descriptors are fetched at the kernel's start, before the first copies that need them."""
+BLOCK_SCALED_KNOBS = (OWN_PACE, CONSTANT_NK, EARLY_WEIGHTS, PREFETCH_DESCRIPTORS)
 """Knobs of the block-scaled warp-specialised kernels alone; absent is false."""
 WARP_SPECIALISED_KNOBS = (CTAS_PER_SM, CLUSTER_SIZE, *BLOCK_SCALED_KNOBS)
 """Knobs that the tiled kernels ignore."""

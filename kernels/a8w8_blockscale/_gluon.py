@@ -26,6 +26,7 @@ from gemmpipe.templates.params import (
     CONSTANT_NK,
     EARLY_WEIGHTS,
     OWN_PACE,
+    PREFETCH_DESCRIPTORS,
     SCALE_BLOCK,
     SCALE_BLOCKS,
     int_knob,
@@ -45,6 +46,7 @@ _STRIDE_ARGUMENTS = {
 """Strides of x's scales that are arguments; the other is a constant."""
 _WAVES_KERNEL = "gemmpipe.kernels.a8w8_blockscale._hopper_waves_kernel:blockscale_waves"
 _EARLY_KERNEL = "gemmpipe.kernels.a8w8_blockscale._hopper_early_kernel:blockscale_early_weights"
+_PREFETCH_KERNEL = "gemmpipe.kernels.a8w8_blockscale._hopper_early_kernel:blockscale_prefetched"
 _WAVES_REGISTERS = {COPIED: (240, 24), FOURS: (224, 56), STRIDED: (224, 56)}
 """Of a math warpgroup with the sums of two waves and a product, and of the other warps."""
 _SCALE_LOADER_REGISTERS = 40
@@ -119,13 +121,15 @@ class BlockscaleWarpSpecialised(WarpSpecialised):
         return (*super().knob_names(spec, device), *BLOCK_SCALED_KNOBS)
 
     def normalise(self, spec: GemmSpec, knobs: Knobs, device: Device) -> Knobs:
-        """Further knobs if true; OWN_PACE only for 128 rows, EARLY_WEIGHTS only without waves."""
+        """Further knobs if true: OWN_PACE for 128 rows; without waves EARLY_WEIGHTS, else PREFETCH_DESCRIPTORS."""
         kept = dict(super().normalise(spec, knobs, device))
         kept |= {name: True for name in BLOCK_SCALED_KNOBS if knobs.get(name)}
         if int_knob(kept, "BLOCK_SIZE_M") != 2 * WARPGROUP_M:
             kept.pop(OWN_PACE, None)
         if in_waves(kept):
             kept.pop(EARLY_WEIGHTS, None)
+        if in_waves(kept) or EARLY_WEIGHTS in kept:
+            kept.pop(PREFETCH_DESCRIPTORS, None)
         return kept
 
     def build(self, spec: GemmSpec, knobs: Knobs) -> Build:
@@ -139,7 +143,9 @@ class BlockscaleWarpSpecialised(WarpSpecialised):
     def _for(self, knobs: Knobs) -> "BlockscaleWarpSpecialised":
         if in_waves(knobs):
             return replace(self, kernel=_WAVES_KERNEL)
-        return replace(self, kernel=_EARLY_KERNEL) if knobs.get(EARLY_WEIGHTS) else self
+        if knobs.get(EARLY_WEIGHTS):
+            return replace(self, kernel=_EARLY_KERNEL)
+        return replace(self, kernel=_PREFETCH_KERNEL) if knobs.get(PREFETCH_DESCRIPTORS) else self
 
     def builds(self, spec: GemmSpec, knobs: Knobs, device: Device) -> tuple[Build, ...]:
         """One for each load mode of x's scales."""

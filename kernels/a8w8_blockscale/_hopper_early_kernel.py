@@ -1,15 +1,15 @@
-"""The block-scaled product on Hopper with copies of w that begin before the previous kernel has ended.
+"""The block-scaled product on Hopper with more work before the previous kernel has ended.
 
-As _hopper_kernel.py, but for the loader: while it waits for the previous kernel, which must not write w, it fills the
-ring's slots with the first blocks of w; only x and its scales are copied after the wait. Written in Gluon, which has no
-interpreter.
+As _hopper_kernel.py, but `blockscale_prefetched` fetches its TMA descriptors at the start, and the loader of
+`blockscale_early_weights`, while it waits for the previous kernel, which must not write w, fills the ring's slots with
+the first blocks of w; only x and its scales are copied after the wait. Written in Gluon, which has no interpreter.
 """
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
-from gemmpipe.kernels.a8w8_blockscale._hopper_kernel import math_warpgroup
+from gemmpipe.kernels.a8w8_blockscale._hopper_kernel import blockscale_warp_specialised, math_warpgroup
 from gemmpipe.templates.hopper.epilogue import EpilogueOperands, cluster_arrive
 from gemmpipe.templates.hopper.gluon_compat import tma_load
 from gemmpipe.templates.hopper.pipeline import (
@@ -22,6 +22,7 @@ from gemmpipe.templates.hopper.pipeline import (
     gdc_wait,
     load_w,
     load_x,
+    prefetch_descriptors,
 )
 from gemmpipe.templates.hopper.scales import scale_producer_warps
 from gemmpipe.templates.hopper.tile_scheduler import (
@@ -119,3 +120,28 @@ def blockscale_early_weights(
         (cluster_arrive, (SPLIT_K,)) if COPIED else
         (scale_producer_warps, (scales, scale_row_stride, scale_stride, ring, work, BLOCK_SIZE_N, FOURS, SPLIT_K)),
     ], [4, 1, 1, 2], [REGISTERS, LOADER_REGISTERS, LOADER_REGISTERS, LOADER_REGISTERS])  # fmt: skip
+
+
+@gluon.constexpr_function
+def descriptor_ranks(x, w, out, copied):
+    """The ranks of the descriptors in the order of the parameters; x's scales are the fourth if TMA copies them."""
+    return [len(each.block_type.shape) for each in (x, w, out)] + ([1] if copied else [])
+
+
+@gluon.jit
+def blockscale_prefetched(
+    x, w, out, scales, w_scale_ptr, parts_ptr, counters_ptr,
+    M, N, blocks, programs, group_m, whole, splits, w_scale_stride, scale_stride, scale_row_stride,
+    BLOCK_SIZE_M: gl.constexpr, BLOCK_SIZE_N: gl.constexpr, BLOCK_SIZE_K: gl.constexpr, STAGES: gl.constexpr,
+    SPLIT_K: gl.constexpr, REGISTERS: gl.constexpr, LOADER_REGISTERS: gl.constexpr, SCALE_BLOCK: gl.constexpr,
+    BATCH: gl.constexpr, READING: gl.constexpr,
+):  # fmt: skip
+    """out = (x * x_scale) @ (w * w_scale)^T; arguments as in _hopper_kernel.blockscale_warp_specialised."""
+    RANKS: gl.constexpr = descriptor_ranks(x, w, out, READING == "copied")
+    prefetch_descriptors("blockscale_prefetched", RANKS)
+    blockscale_warp_specialised(
+        x, w, out, scales, w_scale_ptr, parts_ptr, counters_ptr,
+        M, N, blocks, programs, group_m, whole, splits, w_scale_stride, scale_stride, scale_row_stride,
+        BLOCK_SIZE_M, BLOCK_SIZE_N, BLOCK_SIZE_K, STAGES,
+        SPLIT_K, REGISTERS, LOADER_REGISTERS, SCALE_BLOCK, BATCH, READING,
+    )  # fmt: skip

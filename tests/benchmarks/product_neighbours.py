@@ -7,7 +7,8 @@ the start of each are hidden behind the end of the one before. In an engine a qu
 nothing start early. Graphs over weights that rotate through 200 MB: `alone` has products only, `after` a small kernel
 before each (it writes the scales of x), whose own time, as a graph of it alone, is subtracted. Contenders: the rows
 of the table for these products (else those of the nearest shipped rows) and DeepGEMM's first tiles. Sizes:
-Qwen3-8B's. Prints the times, and by M the geometric mean of DeepGEMM's fastest over ours, alone and after. Last come
+Qwen3-8B's. Prints the times, and by M the geometric mean of DeepGEMM's fastest over ours, alone and after. --add
+times ours also with further knobs, each by itself. Last come
 the four products of a layer in turn, each after the small kernel, so that each finds another kernel's instructions in
 the caches: the layer's time, without the small kernels, beside the sums of the times of single products.
 """
@@ -20,7 +21,7 @@ import sys
 import time
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import peers
@@ -50,6 +51,7 @@ def arguments() -> Namespace:
     parser.add_argument("--out", type=Path, default=Path("neighbours.csv"))
     parser.add_argument("--rows", default="16,64,256")
     parser.add_argument("--tiles", type=int, default=2, help="DeepGEMM's tiles per product")
+    parser.add_argument("--add", default="", help="knobs of which each is added to the Hopper kernel's")
     parser.add_argument("--limit-s", type=float, default=60)
     given = parser.parse_args()
     if given.table is not None and not given.table.is_file():
@@ -91,7 +93,14 @@ def chosen(
     """Ours and DeepGEMM's candidates, with scales of x in columns."""
     offered = [each for each in peers.contenders(spec, libraries, device, given) if each.layout == peers.LAYOUTS[1]]
     row = known.get((spec.m, spec.n, spec.k))
-    return offered if row is None else [row, *(each for each in offered if each.label != OURS)]
+    found = offered if row is None else [row, *(each for each in offered if each.label != OURS)]
+    mine = [each for each in found if each.label == OURS and each.implementation.label == "gluon"]
+    return [*found, *(with_knob(each, name) for each in mine for name in given.add.split(",") if name)]
+
+
+def with_knob(contender: Contender, name: str) -> Contender:
+    """The same candidate with one more knob, which is true."""
+    return replace(contender, name=f"{contender.name} +{name}", knobs={**contender.knobs, name: True})
 
 
 def graphs_of(problem: Problem, contender: Contender) -> dict[str, tuple[torch.cuda.CUDAGraph, list[object]]]:

@@ -126,7 +126,7 @@ def test_two_waves_and_own_pace(device: Device, m: int, n: int, k: int, knobs: M
     check(kernel_of(case, "gluon"), knobs, device, case)
 
 
-@pytest.mark.parametrize("name", ["CONSTANT_NK", "EARLY_WEIGHTS"])
+@pytest.mark.parametrize("name", ["CONSTANT_NK", "EARLY_WEIGHTS", "PREFETCH_DESCRIPTORS"])
 @pytest.mark.parametrize(
     "knobs",
     [gluon(64, 64, 6, 3), gluon(64, 64, 6, 4, CLUSTER_SIZE=4), gluon(128, 128, 4, 3), gluon(64, 192, 6)],

@@ -356,6 +356,9 @@ def test_knobs_without_effect_are_dropped() -> None:
     assert kernel.kernel_name(plain).startswith("blockscale_warp_specialised@")
     assert kernel.kernel_name(_wave_knobs(128, 160, 5, True)).startswith("blockscale_waves@")
     assert kernel.kernel_name({**plain, "EARLY_WEIGHTS": True}).startswith("blockscale_early_weights@")
+    assert kernel.kernel_name({**plain, "PREFETCH_DESCRIPTORS": True}).startswith("blockscale_prefetched@")
+    both = kernel.normalise(spec, {**plain, "EARLY_WEIGHTS": True, "PREFETCH_DESCRIPTORS": True}, SM_90)
+    assert "PREFETCH_DESCRIPTORS" not in both
 
 
 @pytest.mark.parametrize(
@@ -398,3 +401,17 @@ def test_early_weights_are_copied_in_two_places(tile: tuple[int, int, int, int])
             copies[early, reading] = len(re.findall(r"cp\.async\.bulk\.tensor\.2d\.shared::\w+\.global", ptx))
     assert min(copies.values()) > 0
     assert all(count == copies[False, reading] + early for (early, reading), count in copies.items())
+
+
+@pytest.mark.parametrize(
+    "name", ["a8w8_blockscale", pytest.param("a8w8_blockscale_bpreshuffle", marks=SLOW)]
+)  # a weight in tiles has a descriptor of three dimensions
+def test_all_descriptors_are_fetched_before_the_first_copy(name: str) -> None:
+    kernel, spec = _kernel(name, 64)
+    knobs = kernel.normalise(spec, {**_knobs(spec, 64), "PREFETCH_DESCRIPTORS": True}, SM_90)
+    for build in kernel.builds(spec, knobs, SM_90):
+        ptx = compile_kernel(build, SM_90).asm["ptx"]
+        described = re.findall(r"\.param \.align 64 \.b8 (\w+)\[128\]", ptx)
+        assert re.findall(r"prefetch\.param\.tensormap \[(\w+)\]", ptx) == described
+        assert len(described) == 3 + (dict(build.constants)["READING"] == "copied")
+        assert ptx.rindex("prefetch.param.tensormap") < ptx.index("cp.async.bulk.tensor")
