@@ -172,7 +172,7 @@ def mine(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         path.write_text(text)
     monkeypatch.setattr(sys, "path", [*sys.path])
     yield folder / "mine"
-    for name in ("relu2", "own_search"):
+    for name in ("relu2", "own_search", "own_stages"):
         sys.modules.pop(name, None)
 
 
@@ -250,6 +250,52 @@ def test_a_search_of_the_users_own(mine: Path, capsys: pytest.CaptureFixture[str
     assert "gemmpipe.search.Hunt: renamed; use gemmpipe.search.SearchSession" in said
     assert "Everything.over: renamed; use Everything.finished" in said
     assert not [line for line in said if line.startswith("search.share")]
+
+
+OWN_STAGES = """
+from dataclasses import dataclass
+
+from gemmpipe.stages import Stage
+
+
+@dataclass(frozen=True, kw_only=True)
+class FewRows(Stage):
+    needs = ("problems",)
+    gives = ("problems",)
+
+    def run(self, tables, context):
+        frame = tables["problems"]
+        return {"problems": frame[frame["M"] < 64]}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report(Stage):
+    needs = ("problems", "selections")
+    gives = ()
+
+    def run(self, tables, context):
+        context.final_lines.append(f"Ms: {tables['problems']['M'].tolist()} {[p.rows for p in context.problems]}")
+        return {}
+"""
+
+
+@pytest.mark.usefixtures("own_locks")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_own_stages_with_a_table_of_problems(mine: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (mine / "own_stages.py").write_text(OWN_STAGES)
+    for key, name in {"few_rows": "FewRows", "report": "Report"}.items():
+        path = mine / "stage" / f"{key}.yaml"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(f"_target_: own_stages.{name}\n")
+    stages = ["+stage@stages.few_rows=few_rows", "+stage@stages.report=report"]
+    chain = "chain=[capture,few_rows,screen,bench,select,report]"
+    items = "shapes.items=[[[1,8,64],64,64]]"
+    assert main([f"--config-dir={mine}", "tune", *WORDS, items, *stages, chain, "batch=1"]) == 0
+    said = capsys.readouterr()
+    assert "Ms: [1, 8] [1, 8]" in said.out
+    assert said.err.count("tables['problems']: renamed; use context.problems") == 1
+    (written,) = (mine.parent / "outputs" / "runs" / "tune").glob("*/problems.csv")
+    assert [row["M"] for row in csv.DictReader(written.open(newline=""))] == ["1", "8"]
 
 
 @pytest.mark.usefixtures("own_locks")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from gemmpipe import __version__
 from gemmpipe.core import device as devices_of
-from gemmpipe.core.data import Device, Scalar
+from gemmpipe.core.data import Device, Problem, Scalar
 from gemmpipe.core.errors import UserError
 from gemmpipe.core.files import is_formula
 from gemmpipe.core.nvml import conditions
@@ -20,6 +20,7 @@ from gemmpipe.executors import Usage
 from gemmpipe.report.results import product_results, run_figures
 from gemmpipe.report.run_folder import REUSED, read_manifest
 from gemmpipe.stages.history import FORMER_POLICIES, native_tables
+from gemmpipe.stages.rows import problem_frame
 from gemmpipe.stages.workload import saving
 from gemmpipe.tables import store
 from gemmpipe.tables.merge import SHARED_GPU, row_key
@@ -78,8 +79,11 @@ def has_finished(run_dir: Path) -> bool:
     return False
 
 
-def write_tables(plan: "Plan", tables: "Mapping[str, pd.DataFrame]") -> None:
-    """Write the run's tables as CSV, and with `profile=` the trials of every candidate."""
+def write_tables(plan: "Plan", tables: "Mapping[str, pd.DataFrame]", problems: Sequence[Problem]) -> None:
+    """Write the run's tables and problems as CSV, and with `profile=` the trials of every candidate."""
+    listed = problem_frame(plan.family, problems)
+    if plan.reuse or any("problems" in plan.stages[name].gives for name in plan.chain):
+        write_atomic(plan.run_dir / "problems.csv", table_text(listed))
     for name, frame in tables.items():
         if name == "selections" and "select" not in plan.chain:
             continue  # they are in the tables that they were read from
@@ -87,9 +91,7 @@ def write_tables(plan: "Plan", tables: "Mapping[str, pd.DataFrame]") -> None:
             continue  # most runs have none
         write_atomic(plan.run_dir / f"{name}.csv", table_text(frame))
     if plan.profile and "trials" in tables:
-        keys = [c.name for c in plan.family.key_columns]
-        problems = tables["problems"][["problem", *keys]]
-        profile = problems.merge(tables["trials"], on="problem", how="right")
+        profile = listed.drop(columns=["weight", "layer"]).merge(tables["trials"], on="problem", how="right")
         write_atomic(Path(plan.profile), table_text(profile.drop(columns=["problem"])))
 
 

@@ -6,11 +6,8 @@ from typing import TYPE_CHECKING
 from gemmpipe.core.data import Problem
 from gemmpipe.core.shell import shell_join
 from gemmpipe.core.units import count_text, ranges_text
-from gemmpipe.stages.rows import problems_of
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from gemmpipe.family import Family
     from gemmpipe.pipeline.plan import Plan
 
@@ -24,14 +21,13 @@ def lists_only(plan: "Plan") -> bool:
     return bool(plan.chain) and {table for name in plan.chain for table in plan.stages[name].gives} == {"problems"}
 
 
-def problem_lines(plan: "Plan", frame: "pd.DataFrame") -> Iterator[str]:
+def problem_lines(plan: "Plan", problems: Sequence[Problem]) -> Iterator[str]:
     """The problems as aligned columns (key columns that differ, calls, layer), and where all of them are.
 
     Many problems are listed by product, with their Ms and the calls of each.
     """
-    if not len(frame):
+    if not problems:
         return
-    problems = problems_of(plan.family, frame)
     names = [column.name for column in plan.family.key_columns]
     shown = [
         name

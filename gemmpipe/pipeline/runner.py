@@ -15,8 +15,10 @@ from gemmpipe.core.data import Device, Problem
 from gemmpipe.core.device import NO_DEVICE, versions
 from gemmpipe.core.errors import GemmpipeError, UserError
 from gemmpipe.core.events import IDLE, Events, counted
+from gemmpipe.core.renamed import take_notices, warn
 from gemmpipe.core.signals import Interrupted, handle_signals
 from gemmpipe.executors import Usage
+from gemmpipe.family import Family
 from gemmpipe.family.environment import unused_variables
 from gemmpipe.family.problem import shape_groups
 from gemmpipe.journal import Journal, Record
@@ -27,7 +29,7 @@ from gemmpipe.search.history import History
 from gemmpipe.stages import Context
 from gemmpipe.stages.cpu_budget import CpuBudget, in_order_of_use, left_line
 from gemmpipe.stages.history import add_table_winners, incumbents_of, native_tables, prior_runs, unfinished_runs
-from gemmpipe.stages.rows import empty_frame, problem_frame, problems_of, record_frames
+from gemmpipe.stages.rows import empty_frame, problem_frame, problems_of, recorded_finals
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -36,7 +38,22 @@ if TYPE_CHECKING:
 
 
 StageTables = dict[str, "pd.DataFrame"]
-"""Tables by name: problems, shortlist, trials, selections, artifacts, ..."""
+"""Tables by name: shortlist, trials, selections, artifacts, ..."""
+_OLD_PROBLEMS = "tables['problems']"
+
+
+class _Tables(StageTables):
+    """The tables that a stage gets; stages for version 0.1.0 also read the problems as one, which gives a notice."""
+
+    def __init__(self, tables: StageTables, family: Family, problems: Sequence[Problem]) -> None:
+        super().__init__(tables)
+        self._family, self._problems = family, problems
+
+    def __missing__(self, name: str) -> "pd.DataFrame":
+        if name != "problems":
+            raise KeyError(name)
+        warn(_OLD_PROBLEMS, "context.problems", stacklevel=2)
+        return problem_frame(self._family, self._problems)
 
 
 def run_upfront_stages(plan: Plan, tables: StageTables, context: Context) -> StageTables:
@@ -46,7 +63,6 @@ def run_upfront_stages(plan: Plan, tables: StageTables, context: Context) -> Sta
         steps.emit_step(plan, name, context)
         tables = {**tables, **_run_stage(plan, name, tables, context)}
         if "problems" in plan.stages[name].gives:
-            context.problems[:] = problems_of(plan.family, tables["problems"])
             for problem in context.problems:
                 key = dict(problem.key)
                 context.journal.write("problem", id=problem.id, key=key, weight=problem.weight, layer=problem.layer)
@@ -64,29 +80,31 @@ def run_batched_stages(plan: Plan, tables: StageTables, context: Context) -> Sta
         return _run_within_budget(plan, tables, context, context.cpu_budget)
     first = _first_batched(plan)
     stages, earlier = plan.chain[first:], _tables_given(plan, plan.chain[:first], tables)
-    if not stages or not len(tables["problems"]):
+    if not stages or not context.problems:
         return tables
     total: dict[str, pd.DataFrame] = {}
     seen: list[Problem] = []
+    finished = 0
     whole = {name for stage in stages if plan.stages[stage].accumulates for name in plan.stages[stage].gives}
     for batch in batches(context.problems, plan.batch):
-        finished, later = len(seen), len(context.problems) - len(seen) - len(batch)
-        seen += batch
-        inner = replace(context, problems=batch)
+        later = len(context.problems) - finished - len(batch)
+        inner = replace(context, problems=[*batch])
         part = _rows_of({problem.id for problem in batch}, earlier)
-        part["problems"] = problem_frame(plan.family, batch)
         for stage in stages:
             context.check()
             for name in plan.stages[stage].accumulates:
-                part[name] = _concatenated(total.pop(name, None), part[name])
-                inner = replace(inner, problems=seen) if name == "problems" else inner
+                if name == "problems":
+                    inner, seen = replace(inner, problems=seen + inner.problems), []
+                else:
+                    part[name] = _concatenated(total.pop(name, None), part[name])
             steps.emit_step(plan, stage, inner, finished, later)
             part = {**part, **_run_stage(plan, stage, part, inner)}
-            if "problems" in plan.stages[stage].gives:
-                inner = replace(inner, problems=problems_of(plan.family, part["problems"]))
+        seen += inner.problems
+        finished += len(batch)
         total = {
             name: frame if name in whole else _concatenated(total.get(name), frame) for name, frame in part.items()
         }
+    context.problems[:] = seen
     return {**tables, **total}
 
 
@@ -98,11 +116,10 @@ def _run_within_budget(plan: Plan, tables: StageTables, context: Context, budget
     every = in_order_of_use(context.problems, plan.family)
     left, total = every, dict[str, "pd.DataFrame"]()
     while left and (left is every or budget.allows_pass):
-        part, problems = _rows_of({problem.id for problem in left}, earlier), left
+        part, problems = _rows_of({problem.id for problem in left}, earlier), [*left]
         budget.passes += 1
         for stage in plan.chain[devices[0] : devices[-1] + 1]:
             context.check()
-            part["problems"] = problem_frame(plan.family, problems)
             inner = replace(context, problems=problems)
             steps.emit_step(plan, stage, inner, finished=len(every) - len(left))
             part |= _run_stage(plan, stage, part, inner)
@@ -120,7 +137,7 @@ def _run_within_budget(plan: Plan, tables: StageTables, context: Context, budget
         total |= _run_stage(plan, stage, total, done)
         if "selections" in plan.stages[stage].gives:
             total["selections"] = _without_partial_buckets(plan, total["selections"], left)
-    return {**tables, **total, "problems": tables["problems"]}
+    return {**tables, **total}
 
 
 def batches(problems: list[Problem], size: int) -> Iterator[list[Problem]]:
@@ -138,25 +155,25 @@ def batches(problems: list[Problem], size: int) -> Iterator[list[Problem]]:
 def finish_completed(plan: Plan, tables: StageTables, context: Context) -> StageTables:
     """Run the rest of the chain for problems with complete finals, so that an interrupted run keeps its results."""
     devices = [i for i, name in enumerate(plan.chain) if plan.stages[name].uses_device]
-    if plan.reuse or not devices or "problems" not in tables:
+    if plan.reuse or not devices or not context.problems:
         return tables
-    done = record_frames(
+    problems, trials = recorded_finals(
         plan.family, journals.read(plan.run_dir), context.engine_targets, per_problem=context.per_problem
     )
-    if not len(done["problems"]):
+    if not problems:
         return tables
-    finished = set(done["problems"]["problem"])
+    finished = {problem.id for problem in problems}
     missing = [problem for problem in context.problems if problem.id not in finished]
-    context = replace(context, problems=problems_of(plan.family, done["problems"]))
-    done = {**_rows_of(finished, _tables_given(plan, plan.chain[: devices[0]], tables)), **done}
+    context = replace(context, problems=problems)
+    done = {**_rows_of(finished, _tables_given(plan, plan.chain[: devices[0]], tables)), "trials": trials}
     for name in plan.chain[devices[-1] + 1 :]:
-        if lacking := sorted(set(plan.stages[name].needs) - set(done)):
+        if lacking := sorted(set(plan.stages[name].needs) - {"problems", *done}):
             context.events.emit("line", f"{name}: skipped; run again with resume=last (needs {', '.join(lacking)})")
             break
         done = {**done, **_run_stage(plan, name, done, context)}
         if "selections" in plan.stages[name].gives:
             done["selections"] = _without_partial_buckets(plan, done["selections"], missing)
-    return {**tables, **done, "problems": tables["problems"]}
+    return {**tables, **done}
 
 
 def _without_partial_buckets(plan: Plan, chosen: "pd.DataFrame", missing: Sequence[Problem]) -> "pd.DataFrame":
@@ -173,7 +190,12 @@ def _run_stage(plan: Plan, name: str, tables: StageTables, context: Context) -> 
         return {table: tables.get(table, empty_frame(table)) for table in plan.stages[name].gives}
     start = time.monotonic()
     with context.time_account.timed(name):
-        result = plan.stages[name].run(tables, context)
+        result = dict(plan.stages[name].run(_Tables(tables, plan.family, context.problems), context))
+    if (given := result.pop("problems", None)) is not None:
+        warn(_OLD_PROBLEMS, "context.problems", stacklevel=1)
+        context.problems[:] = problems_of(plan.family, given)
+    for notice in take_notices():
+        context.events.emit("warning", notice)
     context.stage_seconds[f"{name}_s"] = context.stage_seconds.get(f"{name}_s", 0.0) + time.monotonic() - start
     return result
 
@@ -181,7 +203,7 @@ def _run_stage(plan: Plan, name: str, tables: StageTables, context: Context) -> 
 def _tables_given(plan: Plan, stages: Sequence[str], tables: Mapping[str, "pd.DataFrame"]) -> StageTables:
     """The tables of these stages that have rows per problem."""
     names = [name for stage in stages for name in plan.stages[stage].gives]
-    return {name: tables[name] for name in names if "problem" in tables[name]}
+    return {name: tables[name] for name in names if name in tables and "problem" in tables[name]}
 
 
 def _rows_of(problems: set[str], tables: Mapping[str, "pd.DataFrame"]) -> StageTables:
@@ -214,17 +236,16 @@ def run(plan: Plan, events: Events) -> int:
         context = _context(plan, devices, journal, record, events, stop.check)
         for name in plan.chain:
             plan.stages[name].check(context)
-        tables = (
-            record_frames(plan.family, record, context.engine_targets, per_problem=context.per_problem)
-            if plan.reuse
-            else {}
-        )
-        context.problems[:] = problems_of(plan.family, tables["problems"]) if plan.reuse else []
+        tables: StageTables = {}
+        if plan.reuse:
+            context.problems[:], tables["trials"] = recorded_finals(
+                plan.family, record, context.engine_targets, per_problem=context.per_problem
+            )
         context.time_account.spent_s["start"] = time.monotonic() - started
         stopped_early = False
         try:
             tables = run_upfront_stages(plan, tables, context)
-            context = _with_devices(plan, devices, tables, context, stack)
+            context = _with_devices(plan, devices, context, stack)
             stop.has_workers = context.pool_or_none is not None
             tables = run_batched_stages(plan, tables, context)
             code = 1 if context.unsolved else 0
@@ -232,11 +253,11 @@ def run(plan: Plan, events: Events) -> int:
             tables = finish_completed(plan, tables, context)
             code, stopped_early = stopped.exit_code, True
         with context.time_account.timed("write"):
-            manifest.write_tables(plan, tables)
+            manifest.write_tables(plan, tables, context.problems)
         wall_s = time.monotonic() - started
         resources = usages(context, wall_s)
         manifest.write(plan, tables, context, resources, wall_s, code)
-        for line in problem_lines(plan, tables["problems"]) if lists_only(plan) else ():
+        for line in problem_lines(plan, context.problems) if lists_only(plan) else ():
             events.emit("line", line)
         summary.report_run(plan, tables, context, resources, wall_s, code, stopped_early=stopped_early)
     if plan.report:
@@ -279,11 +300,9 @@ def _warn_unreadable(folder: Path, record: Record, events: Events) -> None:
         events.emit("warning", f"{path}: unreadable lines skipped ({len(record.skipped):,}): {lines}")
 
 
-def _with_devices(
-    plan: Plan, devices: tuple[Device, ...], tables: StageTables, context: Context, stack: ExitStack
-) -> Context:
+def _with_devices(plan: Plan, devices: tuple[Device, ...], context: Context, stack: ExitStack) -> Context:
     """Start the workers, unless no stage needs them or there are no problems; they end with the stack."""
-    if not any(plan.stages[name].uses_device for name in plan.chain) or not len(tables["problems"]):
+    if not any(plan.stages[name].uses_device for name in plan.chain) or not context.problems:
         return context
     context.events.emit("progress", "starting workers")
     engines = [engine for form in context.engine_targets if (engine := form.format.engine()) is not None]

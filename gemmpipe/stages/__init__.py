@@ -112,7 +112,7 @@ class Context:
     check: Callable[[], None]
     """Raises Interrupted when the user asked to stop."""
     problems: list[Problem] = field(default_factory=list)
-    """The rows of the table `problems` as objects: of the run, or of the batch that a stage is given."""
+    """The problems of the run, or of the batch that a stage is given; a stage with `problems` in `gives` sets them."""
     history: History = field(default_factory=History)
     """Trials of all problems of the run and of earlier runs; searches learn from it."""
     prior_records: Sequence[Record] = ()
@@ -208,7 +208,7 @@ class Context:
 class Stage(ABC):
     """A step of a pipeline: reads the tables of `needs`, returns the tables of `gives`.
 
-    The rows of the table `problems` are also on the context, as objects.
+    The problems are on the context: `problems` in `needs` is a condition, in `gives` it means that `run` sets them.
     """
 
     def __init_subclass__(cls, **kwargs: object) -> None:

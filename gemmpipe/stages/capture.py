@@ -8,7 +8,6 @@ from gemmpipe.core.events import counted, verb
 from gemmpipe.family.roofline import roofline_or_reference
 from gemmpipe.stages import Context, Stage
 from gemmpipe.stages.history import native_tables
-from gemmpipe.stages.rows import problem_frame
 from gemmpipe.stages.workload import covering_problems
 from gemmpipe.tables import store
 from gemmpipe.tables.merge import CUT_SHORT, SHARED_CPU, SHARED_GPU, RowKey, is_provisional, row_key
@@ -36,7 +35,7 @@ class Capture(Stage):
             raise ValueError(f"cover_pct={self.cover_pct:g}, expected above 0 and at most 100")
 
     def run(self, tables: "dict[str, pd.DataFrame]", context: Context) -> "dict[str, pd.DataFrame]":
-        """Returns the problems table. Raises UserError for a source or an output table that cannot be read."""
+        """Sets the problems. Raises UserError for a source or an output table that cannot be read."""
         found = self._covering(context.source.problems(context.family, context.defaults, context.device.gfx), context)
         known = tuned_keys(context)
         device = (context.device.gfx, context.device.cu_num)
@@ -57,7 +56,8 @@ class Capture(Stage):
         left = context.source.left_out(context.family, context.defaults, context.device.gfx)
         if left:
             context.events.emit("line", f"  left out: {left}")
-        return {"problems": problem_frame(context.family, fresh)}
+        context.problems[:] = fresh
+        return {}
 
     def _covering(self, found: list[Problem], context: Context) -> list[Problem]:
         """The problems that make up `cover_pct` of the time, by recorded times or by an estimate."""

@@ -18,7 +18,7 @@ from gemmpipe.formats.engine_knobs import check_entry
 from gemmpipe.formats.engine_lint import LintedFile, findings_of, lint
 from gemmpipe.formats.findings import ERROR, NOTE, WARNING, Finding, summary
 from gemmpipe.stages import Context, Stage
-from gemmpipe.stages.rows import TrialRow, problem_frame, row_samples_us, trials_by_candidate, untimed_row
+from gemmpipe.stages.rows import TrialRow, row_samples_us, trials_by_candidate, untimed_row
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -56,7 +56,7 @@ class Lint(Stage):
             raise UserError("lint: no path; expected configuration files of an engine, or folders of them")
 
     def run(self, tables: "dict[str, pd.DataFrame]", context: Context) -> "dict[str, pd.DataFrame]":
-        """Returns `findings`; `entries`, the timed ones; and the problems and the shortlist of their finals.
+        """Returns `findings`; `entries`, the timed ones; and the shortlist of their finals. Sets their problems.
 
         An error makes the run end with exit code 1. Raises UserError for a path that does not exist.
         """
@@ -73,8 +73,8 @@ class Lint(Stage):
         report_findings(found, context)
         context.events.emit("line", summary(len(files), found))
         rows = [(str(f.path), f.key, f.severity, f.text, f.remedy) for f in found]
+        context.problems[:] = merge_duplicates(timing.problems)
         return {
-            "problems": problem_frame(context.family, merge_duplicates(timing.problems)),
             "shortlist": pd.DataFrame(list(timing.shortlist.values()), columns=list(SHORTLIST)),
             "entries": pd.DataFrame(timing.entries, columns=list(_ENTRIES)),
             "findings": pd.DataFrame(rows, columns=list(_FINDINGS)),

@@ -22,7 +22,7 @@ from gemmpipe.family.guard import PluginError
 from gemmpipe.formats.native import report_path
 from gemmpipe.stages import Context, Stage
 from gemmpipe.stages.history import native_tables
-from gemmpipe.stages.rows import problem_frame, untimed_row
+from gemmpipe.stages.rows import untimed_row
 from gemmpipe.stages.screen.candidates import CandidateFilter
 from gemmpipe.tables.merge import Row, is_timed
 from gemmpipe.tables.recorded import UnusableRow, candidate_of_row, libtype_of
@@ -129,7 +129,6 @@ class Load(Stage):
             entries += found
         return {
             "selections": selections_frame(context.family, entries),
-            "problems": problem_frame(context.family, []),
             "shortlist": _shortlist([], 0, context),
         }
 
@@ -153,10 +152,9 @@ class Load(Stage):
         selections["problem"] = [winner.problem.id for winner in found]
         selections["candidate"] = [winner.candidate.id if winner.candidate else None for winner in found]
         selections["reason"] = [winner.reason for winner in found]
-        problems = {winner.problem.id: winner.problem for winner in found}
+        context.problems[:] = {winner.problem.id: winner.problem for winner in found}.values()
         return {
             "selections": selections,
-            "problems": problem_frame(context.family, problems.values()),
             "shortlist": _shortlist(found, self.baselines if context.device.kind != "none" else 0, context),
         }
 

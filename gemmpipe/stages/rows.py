@@ -156,10 +156,10 @@ def empty_frame(name: str) -> "pd.DataFrame":
     return pd.DataFrame(columns=list({"shortlist": schema.SHORTLIST, "trials": schema.TRIALS}[name]))
 
 
-def record_frames(
+def recorded_finals(
     family: Family, record: Record, targets: Sequence["EngineTarget"] = (), *, per_problem: bool = True
-) -> "dict[str, pd.DataFrame]":
-    """The problems with finals that an earlier run finished, and their trials, from its journal.
+) -> "tuple[list[Problem], pd.DataFrame]":
+    """The problems with finals that an earlier run finished, and the table of their trials, from its journal.
 
     The trials include the finals of `targets`, engines' functions, also at Ms between the problems'. Without finals of
     all candidates (`per_problem` is False), a problem is finished when those of the targets are. Raises UserError when
@@ -177,7 +177,7 @@ def record_frames(
     done = [p for name, p in problems.items() if all((finals, name) in record.finished for finals in wanted)]
     trials = [t for p in done for t in record.of(FINALS, p.id)]
     trials += [t for target in targets for t in record.at(target.finals)]
-    return {"problems": problem_frame(family, done), "trials": trial_frame(trials, record.kernel_names)}
+    return done, trial_frame(trials, record.kernel_names)
 
 
 def _recorded_problem(family: Family, row: Mapping[str, object]) -> Problem:

@@ -25,7 +25,7 @@ from gemmpipe.sources.model.source import ModelShapes
 from gemmpipe.sources.profile import TraceShapes
 from gemmpipe.sources.records import LogShapes, TunableopShapes
 from gemmpipe.sources.table import CsvShapes
-from gemmpipe.stages.rows import record_frames
+from gemmpipe.stages.rows import recorded_finals
 from gemmpipe.tables.merge import RowPreference
 from gemmpipe.tables.store import load, parse_table, render
 from gemmpipe.tables.tunableop import is_results, read_results, tuned_gfx
@@ -148,8 +148,8 @@ def untuned_by_tunableop(path: Path) -> None:
 
 
 def run(path: Path) -> None:
-    """The journal of a run, and the tables that `reuse=` makes of it."""
-    record_frames(load_family("a16w16"), journal.read(path.parent))
+    """The journal of a run, and the problems and trials that `reuse=` takes from it."""
+    recorded_finals(load_family("a16w16"), journal.read(path.parent))
 
 
 def hydra(path: Path) -> None:

@@ -72,9 +72,14 @@ def _selections(*rows: Mapping[str, object]) -> pd.DataFrame:
     return pd.DataFrame([{**base, **row} for row in rows], columns=[*SELECTIONS, "M", "N", "K"])
 
 
+def _captured_ms(context: Context) -> list[int]:
+    assert Capture(cover_pct=100, include_tuned=False).run({}, context) == {}
+    return [problem.rows for problem in context.problems]
+
+
 def test_capture_skips_problems_that_merge_has_written(context: Context, events: list[Event]) -> None:
-    problems = Capture(cover_pct=100, include_tuned=False).run({}, context)["problems"]
-    assert problems[["M", "N", "K", "weight"]].to_numpy().tolist() == [[1, 16, 128, 3], [64, 16, 128, 3]]
+    assert _captured_ms(context) == [1, 64]
+    assert [(p["N"], p["K"], p.weight) for p in context.problems] == [(16, 128, 3), (16, 128, 3)]
     bucket = {"format": "triton_json", "bucket": "small_M", "bucket_low": 0, "M": None}
     artifacts = Merge(device=None).run({"selections": _selections({"M": 1}, bucket)}, context)["artifacts"]
     assert [Path(path).name for path in artifacts["file"]] == [
@@ -83,13 +88,8 @@ def test_capture_skips_problems_that_merge_has_written(context: Context, events:
         "sm_90-GEMM-SMALLBLOCK.json",
     ]
     assert all(Path(path).is_file() for path in artifacts["file"])
-    assert Capture(cover_pct=100, include_tuned=False).run({}, context)["problems"]["M"].tolist() == [64]
-    assert Capture(cover_pct=100, include_tuned=False).run({}, replace(context, retune=True))["problems"][
-        "M"
-    ].tolist() == [
-        1,
-        64,
-    ]
+    assert _captured_ms(context) == [64]
+    assert _captured_ms(replace(context, retune=True)) == [1, 64]
     assert [event.text for event in events if event.text.startswith("capture")] == [
         "capture: 2 problems of 1 product",
         "capture: 2 problems of 1 product, 1 already tuned (use retune=true to tune again)",
@@ -100,19 +100,16 @@ def test_capture_skips_problems_that_merge_has_written(context: Context, events:
 def test_rows_of_other_devices_and_provisional_rows_do_not_count(context: Context) -> None:
     rows = ({"M": 1, "gfx": "gfx942", "cu_num": 304}, {"M": 64, "policy": "p shared_gpu"})
     Merge(device=None).run({"selections": _selections(*rows)}, context)
-    assert Capture(cover_pct=100, include_tuned=False).run({}, context)["problems"]["M"].tolist() == [1, 64]
+    assert _captured_ms(context) == [1, 64]
     shared = replace(context, device=replace(context.device, shared=True))
-    assert Capture(cover_pct=100, include_tuned=False).run({}, shared)["problems"]["M"].tolist() == [1], (
-        "provisional rows are not replaced by provisional ones"
-    )
+    assert _captured_ms(shared) == [1], "provisional rows are not replaced by provisional ones"
 
 
 def test_rows_of_a_shared_cpu_are_kept_until_they_are_retuned(context: Context) -> None:
     rows = ({"M": 1, "policy": "p shared_cpu"}, {"M": 64, "policy": "p shared_cpu cut_short"})
     Merge(device=None).run({"selections": _selections(*rows)}, context)
-    capture = Capture(cover_pct=100, include_tuned=False)
-    assert capture.run({}, context)["problems"]["M"].tolist() == [64], "its search is continued"
-    assert capture.run({}, replace(context, retune=True))["problems"]["M"].tolist() == [1, 64]
+    assert _captured_ms(context) == [64], "its search is continued"
+    assert _captured_ms(replace(context, retune=True)) == [1, 64]
 
 
 def test_a_broken_table_is_an_error_before_anything_is_timed(context: Context) -> None:
