@@ -16,7 +16,7 @@ from gemmpipe.cli.commands import options
 from gemmpipe.core.errors import EnvironmentProblem, UserError, printable, suggest
 from gemmpipe.core.events import counted
 from gemmpipe.core.paths import tables_variable
-from gemmpipe.core.shell import shell_quote
+from gemmpipe.core.shell import shell_join
 from gemmpipe.engines.kernel_choice import (
     BLOCKS,
     EXPERT_ARGUMENTS,
@@ -56,6 +56,7 @@ reads tuned files; and, with run=, what the alternatives take and how to choose 
   args=...       the server's arguments
   log=FILE       the server's log: its version, arguments, kernels and files
   run=...        a run (or a tuned table) with times of the alternatives
+  kernel=FAMILY  the kernel of a table whose name does not tell it
   target=sm_90   the device's architecture, where it is not in this machine
   version=0.33.0 the engine's version, where it is not installed in this Python
   package=DIR    the engine's package, where it is not installed in this Python
@@ -67,7 +68,7 @@ _MISSPELT = 0.88
 """Likeness of two arguments of which one may be the other: less than --tensor-parallel-size and --expert-... have."""
 _AMD = re.compile(r"gfx\d{1,2}[0-9a-f]{2}")
 _VERSION = re.compile(r"v?\d+(\.\d+)*([.+-]?[a-z]\w*([.+]\w+)*)?")
-_OPTIONS = {"engine": "", "args": "", "log": "", "run": "", "target": "", "version": "", "package": ""}
+_OPTIONS = {"engine": "", "args": "", "log": "", "run": "", "kernel": "", "target": "", "version": "", "package": ""}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,8 +81,8 @@ class _Request:
     log: "ServerLog | None"
     unread: tuple[str, ...]
     """Arguments of `args=` that the rules do not depend on."""
-    run: str
-    config_dir: Path | None
+    choices: "Choices | None"
+    """Those of `run=`."""
 
 
 def run(line: CommandLine) -> int:
@@ -101,7 +102,7 @@ def _request(line: CommandLine) -> _Request:
     package = _package(engine, given["package"])
     installed = version_of_package(package) if package is not None else installed_version(engine)
     version = _version(given["version"]) or (log.version if log is not None else None) or installed
-    choices = _choices(given["run"], line.config_dir)
+    choices = _choices(given["run"], given["kernel"], line.config_dir)
     typed, rules = _flags(given["args"]), _rules(engine, version)
     flags = {**(log.flags if log is not None else {}), **typed}
     situation = Situation(
@@ -120,8 +121,7 @@ def _request(line: CommandLine) -> _Request:
         package=package,
         log=log,
         unread=tuple(name for name in typed if name not in _arguments(rules)),
-        run=given["run"],
-        config_dir=line.config_dir,
+        choices=choices,
     )
 
 
@@ -305,17 +305,19 @@ def _log_lines(log: "ServerLog", title: str) -> Iterator[str]:
         yield f"  no line of gemmpipe's plug-in for {title}"
 
 
-def _choices(place: str, config_dir: Path | None) -> "Choices | None":
+def _choices(place: str, kernel: str, config_dir: Path | None) -> "Choices | None":
     from gemmpipe.cli.export import find_choices
 
-    return find_choices(place, config_dir) if place else None
+    if kernel and not place:
+        raise UserError("doctor: kernel: of a table alone; expected run=TABLE too")
+    return find_choices("doctor", place, kernel, config_dir) if place else None
 
 
 def _time_lines(request: _Request) -> Iterator[str]:
     from gemmpipe.formats.engine_json import Sglang, Vllm
     from gemmpipe.pipeline.engine_times import compare_options
 
-    choices = _choices(request.run, request.config_dir)
+    choices = request.choices
     if choices is None:
         yield "times: run=last (or a run's folder, or a tuned table) compares the alternatives"
         return
@@ -400,7 +402,7 @@ def _advice(compared: "Comparison", layer: LayerRules, choices: "Choices", engin
     from gemmpipe.engines.launch import ServerArguments, plugin_lines, plugin_switch
     from gemmpipe.pipeline.engine_times import TUNED, WITH_FILE, WITHOUT_FILE
 
-    server, place = ServerArguments(engine=engine), shell_quote(str(choices.place))
+    server = ServerArguments(engine=engine)
     reader = next((rule for rule in layer.kernels if rule.reads_files), None)
     for option in compared.options:
         if option.option == TUNED and choices.tables:
@@ -412,6 +414,7 @@ def _advice(compared: "Comparison", layer: LayerRules, choices: "Choices", engin
         rule = reader if option.option in (WITH_FILE, WITHOUT_FILE) else rule
         if rule is None:
             continue
-        first = f"gemmpipe export {place} {engine} install=true; " if option.option == WITH_FILE else ""
+        install = shell_join(["gemmpipe", "export", *choices.arguments, engine, "install=true"])
+        first = f"{install}; " if option.option == WITH_FILE else ""
         yield f"fastest of the engine's own kernels: {first}{server.command(layer.flags_for(rule))}"
         return

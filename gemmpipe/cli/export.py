@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from gemmpipe.engines.install import InstalledFile
     from gemmpipe.pipeline.export import Choices
 
-HELP = """gemmpipe export RUN|TABLE vllm|sglang|aiter|plugin [output=DIR]
+HELP = """gemmpipe export RUN|TABLE vllm|sglang|aiter|plugin [output=DIR] [kernel=FAMILY]
 gemmpipe export RUN vllm|sglang install=true [package=DIR]
 gemmpipe export vllm|sglang undo=true [package=DIR]
 
@@ -36,9 +36,10 @@ and the launch line that uses them. RUN is the folder of a run, or last.
   undo=true      restore the engine's own files
   package=DIR    the engine's package, where it is not installed in this Python
   model=MODEL    the model in the printed launch line
+  kernel=FAMILY  the kernel of a table whose name does not tell it
 """
 TARGETS = ("vllm", "sglang", "aiter", "plugin")
-_OPTIONS = {"output": "", "install": "false", "undo": "false", "package": "", "model": "MODEL"}
+_OPTIONS = {"output": "", "install": "false", "undo": "false", "package": "", "model": "MODEL", "kernel": ""}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +51,7 @@ class _Request:
     undo: bool
     package: str | None
     model: str
+    kernel: str
     config_dir: Path | None
 
 
@@ -82,6 +84,7 @@ def _request(line: CommandLine) -> _Request:
         output=given["output"],
         package=given["package"] or None,
         model=given["model"],
+        kernel=given["kernel"],
         config_dir=line.config_dir,
         **flags,
     )
@@ -116,7 +119,7 @@ def _installed_lines(folder: Path, found: "Sequence[InstalledFile]") -> list[str
 
 
 def _export(request: _Request) -> list[str]:
-    choices = find_choices(request.place, request.config_dir)
+    choices = find_choices("export", request.place, request.kernel, request.config_dir)
     events = Events(listeners=[_print_event])
     if request.target == "plugin":
         return _plugin(request, choices, events)
@@ -131,20 +134,26 @@ def _print_event(event: Event) -> None:
             print(f"warning: {event.text}" if event.kind == "warning" else event.text)
 
 
-def find_choices(place: str, config_dir: Path | None) -> "Choices":
-    """The choices of a run (its folder, or `last`) or of a tuned table. Raises UserError if there is neither."""
+def find_choices(command: str, place: str, kernel: str, config_dir: Path | None) -> "Choices":
+    """The choices of a run (its folder, or `last`), or of a tuned table of this `kernel`, else of that of its name.
+
+    Raises UserError if there is neither.
+    """
     from gemmpipe.cli.folders import ConfigFolders
     from gemmpipe.family import shipped_families
     from gemmpipe.pipeline.export import choices_of_run, choices_of_table
+    from gemmpipe.report.tables import table_source
 
     path = Path(place).expanduser()
-    if path.is_file():
-        return choices_of_table(path)
-    if place != "last" and not path.is_dir():
-        raise UserError(f"export: no file or folder '{place}'; expected the folder of a run, last, or a tuned table")
-    folder = path if path.is_dir() else _last_finished_run()
     folders = ConfigFolders(config_dir=config_dir)
     folders.make_importable()
+    if path.is_file():
+        return choices_of_table(table_source(path, kernel or None, frozenset(folders.kernels.values())))
+    if place != "last" and not path.is_dir():
+        raise UserError(f"{command}: no file or folder '{place}'; expected the folder of a run, last, or a tuned table")
+    if kernel:
+        raise UserError(f"{command}: kernel: only a table takes it; a run names its kernel")
+    folder = path if path.is_dir() else _last_finished_run()
     return choices_of_run(folder, {*shipped_families(), *folders.kernels.values()})
 
 
@@ -169,7 +178,7 @@ def _engine(request: _Request, choices: "Choices", events: Events) -> list[str]:
     if not form.buckets(choices.family, [1]):
         raise UserError(
             f"{request.target}: it reads no tuned files for products of {choices.family.name}; "
-            f"expected 'gemmpipe export {shell_quote(str(choices.place))} plugin'"
+            f"expected '{shell_join(['gemmpipe', 'export', *choices.arguments, 'plugin'])}'"
         )
     if request.target not in choices.formats:
         raise UserError(_untimed(request.target, choices))

@@ -13,13 +13,14 @@ from gemmpipe.core.device import NO_DEVICE
 from gemmpipe.core.errors import UserError, quoted_repr
 from gemmpipe.core.events import Events
 from gemmpipe.core.files import MAX_MANIFEST_BYTES, is_number, read_cells, read_object
-from gemmpipe.family import Family, load_family, shipped_families
+from gemmpipe.family import Family, load_family
 from gemmpipe.formats import Format, Target
 from gemmpipe.formats.native import NativeCsv
 from gemmpipe.pipeline.manifest import device_of
 from gemmpipe.report.run_folder import nothing_timed
 from gemmpipe.stages.load import selections_frame
-from gemmpipe.tables.file_names import family_of_file_name
+from gemmpipe.report.tables import TableSource
+from gemmpipe.tables.file_names import table_arguments
 from gemmpipe.tables.merge import REPLAYED
 from gemmpipe.tables.store import parse_table
 from gemmpipe.tables.unite import entries_of
@@ -53,6 +54,11 @@ class Choices:
     def formats(self) -> frozenset[str]:
         """The formats with selections: `""` is each problem's own."""
         return frozenset(self.selections["format"].fillna("").tolist())
+
+    @property
+    def arguments(self) -> list[str]:
+        """The arguments of a command that reads them: the place, and the kernel of a table whose name gives none."""
+        return [str(self.place)] if self.is_run else table_arguments(self.place, self.family)
 
     def write(self, form: Format, folder: Path, events: Events) -> list[Path]:
         """The files that a format writes for them. Raises UserError for a damaged file, which stays unchanged."""
@@ -109,14 +115,9 @@ def choices_of_run(folder: Path, families: Collection[str]) -> Choices:
     )
 
 
-def choices_of_table(path: Path) -> Choices:
-    """The rows of a tuned table. Raises UserError for a file that is none, or has no family in its name."""
-    families = {name: load_family(name) for name in shipped_families()}
-    name = family_of_file_name(path.name, families)
-    if name is None:
-        example = next(iter(families.values())).csv_name
-        raise UserError(f"{path}: its name has no kernel, expected for example {example}")
-    family = families[name]
+def choices_of_table(source: TableSource) -> Choices:
+    """The rows of a tuned table. Raises UserError for a file that is none."""
+    path, family = source.path, source.family
     entries = entries_of(path, family, parse_table(path, family), read_runs(sidecar_path(path)))
     if not entries:
         raise UserError(f"{path}: no rows, expected a tuned table")

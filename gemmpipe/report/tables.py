@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from gemmpipe.core.artifact import read_runs, sidecar_path
-from gemmpipe.core.errors import UserError
+from gemmpipe.core.errors import UserError, suggest_or_list
 from gemmpipe.core.events import counted
 from gemmpipe.family import Family, load_family, shipped_families
 from gemmpipe.report.data import TABLE, RunData
@@ -26,13 +26,13 @@ class TableSource:
 
 def table_source(path: Path, kernel: str | None, importable: frozenset[str] = frozenset()) -> TableSource:
     """The table of a path; the family is `kernel`, else follows from the file's name. Raises UserError."""
+    if kernel and kernel not in {*shipped_families(), *importable}:
+        raise UserError(f"kernel={kernel}: no such family{suggest_or_list(kernel, shipped_families())}")
     known = {name: load_family(name) for name in ([kernel] if kernel else shipped_families())}
     name = kernel or family_of_file_name(path.name, known)
     if name is None:
         names = ", ".join(sorted(family.csv_name for family in known.values()))
         raise UserError(f"{path}: no table's name; expected one such as {names}, or kernel=FAMILY")
-    if kernel and kernel not in {*shipped_families(), *importable}:
-        raise UserError(f"kernel={kernel}: no such family; known: {', '.join(shipped_families())}")
     return TableSource(path=path, family=known[name])
 
 

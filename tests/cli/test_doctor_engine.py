@@ -124,7 +124,12 @@ def test_with_the_times_of_a_run(capfd: Captured, monkeypatch: pytest.MonkeyPatc
         (["kernel=a16w16", "version=0.33.0"], 2, "doctor: version: an option of doctor engine=vllm"),
         (["engine=vllm", "target=sm_90", "package=."], 2, "package=.: no package 'vllm' there"),
         (["engine=vllm", "target=sm_90", "log=absent.log"], 2, "absent.log: cannot be read"),
-        (["engine=vllm", "target=sm_90", "run=nowhere"], 2, "no file or folder 'nowhere'"),
+        (["engine=vllm", "target=sm_90", "run=nowhere"], 2, "doctor: no file or folder 'nowhere'"),
+        (
+            ["engine=vllm", "target=sm_90", "kernel=a16w16"],
+            2,
+            "doctor: kernel: of a table alone; expected run=TABLE too",
+        ),
     ],
 )
 def test_a_wrong_line_is_one_line(arguments: list[str], code: int, message: str, capfd: Captured) -> None:

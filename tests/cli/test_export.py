@@ -122,3 +122,24 @@ def test_a_table_has_no_times_of_an_engines_form(h200_tables: Path, capfd: pytes
     assert f"GEMMPIPE_CONFIG_A8W8_BLOCKSCALE={table}" in capfd.readouterr().out
     assert main(["export", str(h200_tables / "bf16_tuned_gemm.csv"), "vllm"]) == 2
     assert "it reads no tuned files for products of a16w16" in capfd.readouterr().err
+
+
+def test_the_kernel_of_a_table_with_a_name_of_its_own(h200_tables: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    table = Path("mine.csv").absolute()
+    table.write_bytes((h200_tables / "bf16_tuned_gemm.csv").read_bytes())
+    assert main(["export", str(table), "plugin"]) == 2
+    error = capfd.readouterr().err
+    assert "no table's name" in error
+    assert error.endswith("or kernel=FAMILY\n")
+    assert main(["export", str(table), "plugin", "kernel=a16w16"]) == 0
+    assert f"GEMMPIPE_CONFIG_A16W16={table}" in capfd.readouterr().out
+    assert main(["export", str(table), "vllm", "kernel=a16w16"]) == 2
+    assert f"expected 'gemmpipe export {table} kernel=a16w16 plugin'" in capfd.readouterr().err
+    assert main(["export", str(table), "plugin", "kernel=a16w17"]) == 2
+    assert capfd.readouterr().err == "gemmpipe: kernel=a16w17: no such family; did you mean 'a16w16'?\n"
+
+
+def test_a_run_names_its_kernel(capfd: pytest.CaptureFixture[str]) -> None:
+    Path("run").mkdir()
+    assert main(["export", "run", "plugin", "kernel=a16w16"]) == 2
+    assert capfd.readouterr().err == "gemmpipe: export: kernel: only a table takes it; a run names its kernel\n"
