@@ -18,8 +18,8 @@ from gemmpipe.formats import Format, Target
 from gemmpipe.formats.native import NativeCsv
 from gemmpipe.pipeline.manifest import device_of
 from gemmpipe.report.run_folder import nothing_timed
-from gemmpipe.stages.load import selections_frame
 from gemmpipe.report.tables import TableSource
+from gemmpipe.stages.load import selections_frame
 from gemmpipe.tables.file_names import table_arguments
 from gemmpipe.tables.merge import REPLAYED
 from gemmpipe.tables.store import parse_table
