@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
@@ -25,7 +26,7 @@ from gemmpipe.core.device import usable_cores
 from gemmpipe.core.errors import MAX_PROCESSES, EnvironmentProblem, check_at_least, check_at_most
 from gemmpipe.core.events import IDLE, Events
 from gemmpipe.core.nvml import limits
-from gemmpipe.core.paths import MAX_TRIES, owner, user_name
+from gemmpipe.core.paths import owner, user_name, while_deleted
 from gemmpipe.executors import BuildResult, Executor, JobResult, Pool, T, Usage
 from gemmpipe.executors.compile_pool import CompileFn, CompilePool, compile_into_cache
 from gemmpipe.executors.supervisor import CrashHistory, WorkerSupervisor, memory_limit_bytes
@@ -64,19 +65,21 @@ def device_lock(device: Device, events: Events, check: Callable[[], None]) -> It
 
 def _open_lock(path: Path, device: Device) -> int:
     """The open lock file; any user may open it, and read access suffices for locking."""
-    for _ in range(MAX_TRIES):  # a cleaner of temporary files may delete it in between
-        try:
-            with contextlib.suppress(FileNotFoundError):
-                return _open_regular(path)
-            with contextlib.suppress(FileExistsError):  # another process has just made it
-                handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666)
-                os.fchmod(handle, 0o666)  # independent of the umask: other users need it too
-                return handle
-        except OSError as error:
-            raise EnvironmentProblem(
-                f"{path}: the lock of {device.name} {_open_failure(path, error)}; TMPDIR names another folder for it"
-            ) from None
-    raise EnvironmentProblem(f"{path}: the lock of {device.name} is deleted repeatedly")
+    try:
+        # Another process may make it in between, and a cleaner of temporary files delete it.
+        return while_deleted(partial(_open_or_make, path), FileExistsError)
+    except OSError as error:
+        raise EnvironmentProblem(
+            f"{path}: the lock of {device.name} {_open_failure(path, error)}; TMPDIR names another folder for it"
+        ) from None
+
+
+def _open_or_make(path: Path) -> int:
+    with contextlib.suppress(FileNotFoundError):
+        return _open_regular(path)
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666)
+    os.fchmod(handle, 0o666)  # independent of the umask: other users need it too
+    return handle
 
 
 def _open_regular(path: Path) -> int:

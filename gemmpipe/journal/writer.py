@@ -13,7 +13,7 @@ from typing import IO
 from gemmpipe.core.data import BuildFacts, Candidate, Trial
 from gemmpipe.core.errors import EnvironmentProblem, UserError
 from gemmpipe.core.files import open_regular
-from gemmpipe.core.paths import MAX_TRIES, make_folder, open_no_link
+from gemmpipe.core.paths import make_folder, open_no_link, while_deleted
 
 NAME = "trials.jsonl"
 _WITH_TIME = frozenset({"trial", "build", "conditions"})
@@ -41,8 +41,7 @@ class Journal:
         self._clock = clock or time.monotonic
         self._began, self._synced = self._clock(), time.monotonic()
         try:
-            make_folder(folder)
-            self._open()
+            while_deleted(self._open)
             if not _ends_with_newline(self.path):
                 self._file.write("\n")
         except BlockingIOError:
@@ -52,6 +51,7 @@ class Journal:
             raise EnvironmentProblem(f"{self.path}: cannot write the journal: {error.strerror}") from None
 
     def _open(self) -> None:
+        make_folder(self.path.parent)
         self._file: IO[str] = open(self.path, "a+", encoding="utf-8", opener=open_no_link)  # noqa: SIM115 (as long as the run)
         fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # released at the end of the process, also after a kill
 
@@ -134,14 +134,7 @@ class Journal:
         deleted = self._file
         deleted.seek(0)
         text = deleted.read()
-        for attempt in range(MAX_TRIES):
-            try:
-                make_folder(self.path.parent)
-                self._open()
-                break
-            except FileNotFoundError:  # the folder is being deleted
-                if attempt == MAX_TRIES - 1:
-                    raise
+        while_deleted(self._open)
         self._file.write(text)
         self._file.flush()
         deleted.close()

@@ -78,16 +78,20 @@ def test_a_deleted_folder_is_made_again(tmp_path: Path) -> None:
     """Neither a file nor the journal fails while another process deletes the folder; no row is lost."""
     folder = tmp_path / "outputs" / "runs" / "one"
     journal = Journal(folder)
-    finished = threading.Event()
+    finished, deletions = threading.Event(), threading.Semaphore(0)
 
     def delete() -> None:
-        while not finished.wait(0.002):
-            shutil.rmtree(tmp_path / "outputs", ignore_errors=True)
+        while not finished.is_set():
+            if deletions.acquire(timeout=0.01):
+                shutil.rmtree(tmp_path / "outputs", ignore_errors=True)
 
     other = threading.Thread(target=delete)
     other.start()
     try:
         for number in range(200):
+            while deletions.acquire(blocking=False):
+                pass
+            deletions.release(5)  # fewer than the tries
             write_atomic(folder / "table.csv", "a,b\n")
             journal.write("cut", problem=str(number))
             journal.sync()
