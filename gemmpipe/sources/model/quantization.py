@@ -32,20 +32,18 @@ def ignored_layers(linears: Sequence[Linear], patterns: Sequence[str]) -> list[f
     Raises UserError for an invalid pattern, and for patterns that take too long.
     """
     words = frozenset(_without_prefix(pattern) for pattern in patterns if not _is_expression(pattern))
-    expressions = tuple(_expression(pattern) for pattern in patterns if _is_expression(pattern))
+    expressions = tuple(_expression(pattern) for pattern in patterns if pattern.startswith("re:"))
+    globs = tuple(_expression(pattern) for pattern in patterns if "*" in pattern and not pattern.startswith("re:"))
     names_by_layer = [
         {layer_id: [_full_name(linear, layer_id, module) for module in linear.modules] for layer_id in linear.layer_ids}
         for linear in linears
     ]
-    # A pattern may name the module or one of its parents.
-    holders = {
-        holder
-        for layer_ids in names_by_layer
-        for names in layer_ids.values()
-        for name in names
-        for holder in _starts(name)
-    }
-    matched = _match_in_process(expressions, tuple(sorted(holders))) if expressions else frozenset()
+    full_names = {name for layer_ids in names_by_layer for names in layer_ids.values() for name in names}
+    # A glob may name the module or one of its parents. Engines match an expression with the module alone: one that
+    # excludes (`re:^(?!.*mlp).*$`) matches the parents of all modules.
+    holders = {holder for name in full_names for holder in _starts(name)}
+    matched = _match_in_process(expressions, tuple(sorted(full_names))) if expressions else frozenset()
+    matched |= _match_in_process(globs, tuple(sorted(holders))) if globs else frozenset()
     return [
         frozenset(
             layer_id for layer_id, names in layer_ids.items() if any(_is_named(name, words, matched) for name in names)

@@ -96,6 +96,7 @@ def test_the_columns_that_it_decides() -> None:
         (["model.layers.1.self_attn.q_proj", "model.layers.2.mlp.down_proj"], {"qkv_proj": 1, "down_proj": 1}),
         (["down_proj"], {"down_proj": 4}),
         (["re:.*mlp.*"], {"gate_up_proj": 4, "down_proj": 4}),
+        (["re:^(?!.*mlp).*$"], {"qkv_proj": 4, "o_proj": 4}),
         (["re:model.layers.[01].self_attn.o_proj$"], {"o_proj": 2}),
         (["model.language_model.layers.3.mlp"], {"gate_up_proj": 1, "down_proj": 1}),
         (["model.layers.1"], dict.fromkeys(ALL, 1)),
