@@ -1,6 +1,7 @@
 """Names of version 0.1.0 that are read for one version: keys, options, stages, classes, modules, methods, keywords."""
 
 import csv
+import importlib
 import re
 import shlex
 import subprocess
@@ -396,6 +397,15 @@ def test_paths_of_classes() -> None:
     assert current_path("gemmpipe.search.halving.Halving") == "gemmpipe.search.simple.Halving"
     assert current_path("mine.Own") == "mine.Own"
     assert current_path("gemmpipe.search.simple.Halving") == "gemmpipe.search.simple.Halving"
+
+
+def test_options_and_documents_of_the_old_version_name_what_exists() -> None:
+    """Every `_target_` of its configuration, and every import of its documents."""
+    names = (Path(__file__).parent / "data" / "names_0.1.0.txt").read_text().split()
+    assert len(names) == 69
+    for name in names:
+        module, _, attribute = current_path(name).rpartition(".")
+        assert hasattr(importlib.import_module(module), attribute), name
 
 
 def test_keywords_and_members() -> None:
