@@ -99,7 +99,7 @@ def _is_for_a_program(request: "RunRequest") -> bool:
 
 def _announce(line: CommandLine, request: "RunRequest") -> None:
     """Print what is about to run: composing and the first imports take seconds on a busy machine."""
-    if any(map(line.has, _WITHOUT_RUN)) or request.pipeline == "doctor" or _is_for_a_program(request):
+    if any(map(line.has, _WITHOUT_RUN)) or _is_for_a_program(request):
         return
     shown = [override for override in request.overrides if not override.startswith("hydra.")]  # a resumed run's folder
     text = printable(shell_join([request.pipeline, *shown]))
