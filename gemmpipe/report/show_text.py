@@ -217,7 +217,7 @@ def product_object(row: Mapping[Any, Any], data: RunData) -> dict[str, object]:
     """One choice for JSON."""
     columns = data.family.key_columns
     results = ("us", "p20_us", "p80_us", "library", "library_us", "speedup", "speedup_low", "speedup_high")
-    others = ("floor_us", "share", "near_ties", "runner_up", "runner_up_us", "noise_pct", "policy", "device")
+    others = ("floor_us", "share", "near_ties", "runner_up", "runner_up_us", "noise_pct", "policy", "run_id", "device")
     return {
         **{column.name: _key_value(column, row[column.name]) for column in columns if row[column.name] is not None},
         "backend": row["libtype"],
