@@ -271,8 +271,12 @@ def memory_option_lines(options: "pd.DataFrame | None", solved: int, width: int)
     if options is None or not len(options):
         return []
     rows: Sequence[Mapping[Any, Any]] = options.to_dict("records")
-    limits = sorted({int(row["extra_weight_pct"]) for row in rows})
-    cells = list(zip(*(_limit_cells(limit, rows) for limit in limits[:_MAX_LIMITS]), strict=True))
+    by_gain: dict[tuple[str, ...], tuple[str, ...]] = {}
+    for limit in sorted({int(row["extra_weight_pct"]) for row in rows}):
+        found = _limit_cells(limit, rows)
+        by_gain.setdefault(found[1:4], found)  # a larger limit that gains no more to be seen is left out
+    limits = list(by_gain.values())
+    cells = list(zip(*limits[:_MAX_LIMITS], strict=True))
     titles = ("LIMIT", "faster", "speed-up", "a call", "memory per weight")
     kept = (0, 1, 0, 2, 0)
     columns = [
