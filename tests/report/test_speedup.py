@@ -1,6 +1,7 @@
 """Speed-ups as text: one value has the same digits and marks on every screen; what torch converts has none."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
@@ -15,7 +16,7 @@ from gemmpipe.report.product_table import product_frame
 from gemmpipe.report.reading import read_run
 from gemmpipe.report.results import product_results, run_figures
 from gemmpipe.report.screen import RunFacts, choice_lines, memory_option_lines, screen_lines
-from gemmpipe.report.show_text import run_lines
+from gemmpipe.report.show_text import as_object, not_done_lines, run_lines
 from gemmpipe.report.speedup import conversion_reasons, no_gain_text, shared_text
 from gemmpipe.report.tables import read_tables, table_source
 from gemmpipe.tables import store
@@ -154,3 +155,13 @@ def test_choices_that_gain_nothing_over_the_library_are_said() -> None:
     one = product_results(pd.DataFrame([equal, itself]), BLOCKSCALE).to_dict("records")
     assert no_gain_text(one) == "1 choice not told apart from the best library path (same rounds)"
     assert not any("library path (" in text and "choice" in text for text in _last_screen([faster, itself]))
+
+
+def test_three_of_a_kind_of_what_is_not_done_are_listed(tmp_path: Path) -> None:
+    write_recorded_run(tmp_path, problems=1, candidates=5)
+    data = replace(read_run(tmp_path), unsolved=[f"a8w8_blockscale M={m}" for m in range(1, 10)])
+    what = "a product without a valid candidate"
+    listed = [line.strip() for line in not_done_lines(data) if line.strip().startswith(what)]
+    assert listed[:3] == [f"{what}: a8w8_blockscale M={m} (backend=[...] or a wider space)" for m in (1, 2, 3)]
+    assert listed[3:] == [f"{what}: 6 more; json=true lists them"]
+    assert len([row for row in as_object(data)["not_done"] if row["what"] == what]) == 9  # type: ignore[attr-defined]
