@@ -237,6 +237,7 @@ def refusal(folder: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., s
         assert main(arguments) == 2
         out, error = capsys.readouterr()
         assert out == "" or (out.startswith(f"gemmpipe {__version__}: ") and out.count("\n") == 1)  # what was to run
+        error = error[error.index("\n") + 1 :] if error.startswith("report: reading ") else error  # what was to be read
         assert error.startswith("gemmpipe: ")
         assert error.count("\n") == 1
         assert "internal error" not in error

@@ -8,6 +8,7 @@ import errno
 import io
 import logging
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -91,6 +92,27 @@ def tolerating_closed_pipes(*, but_not_full: bool = False) -> Iterator[None]:
         if but_not_full and error.errno in _WRITE_ERRNOS:
             raise
         silence_lost_streams()
+
+
+@contextmanager
+def announced(text: str) -> Iterator[None]:
+    """Say on stderr what the block does, as it prints nothing for a second or more; a terminal forgets the line after.
+
+    On stderr, because stdout has the result alone, which programs read.
+    """
+    stream = sys.stderr
+    passes = stream.isatty() and os.environ.get("TERM", "dumb") not in ("", "dumb", "unknown")
+    shown = text
+    if passes and len(text) >= (width := shutil.get_terminal_size().columns):
+        shown = f"{text[: max(1, width - 4)]}..."  # a folded line cannot be erased
+    with tolerating_closed_pipes():
+        print(shown, end="" if passes else "\n", file=stream, flush=True)
+    try:
+        yield
+    finally:
+        if passes:
+            with tolerating_closed_pipes():
+                print("\r\x1b[K", end="", file=stream, flush=True)
 
 
 @contextmanager

@@ -103,8 +103,18 @@ def _second_word(first: str, argument: str, overrides: Sequence[str], rest: Sequ
     if first not in WITH_PATHS and not is_recipe(first) and (close := suggest(first, WITH_PATHS)):
         return UserError(f"{first}: no such command{close}")
     return _unquoted(argument, overrides, rest) or UserError(
-        f"{argument}: the pipeline is '{first}' already; expected key=value"
+        f"{argument}: the pipeline is '{first}' already; expected {_as_key(first, argument, rest)}"
     )
+
+
+def _as_key(first: str, argument: str, rest: Sequence[str]) -> str:
+    """The key that a table without one is meant for; any key for other words and pipelines."""
+    files = [argument, *(word for word in rest if "=" not in word)]
+    if first == "merge" and all(file.endswith(".csv") for file in files):
+        return f"'inputs=[{','.join(files)}]'"
+    if first in ("verify", "prebuild"):
+        return f"table={argument if argument.endswith('.csv') else 'outputs/tuned/NAME.csv'}"
+    return f"key=value (gemmpipe --help {first})"
 
 
 def _late_word(argument: str, overrides: Sequence[str], rest: Sequence[str]) -> UserError:

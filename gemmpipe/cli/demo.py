@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gemmpipe.cli import STDOUT, naming_write_errors
+from gemmpipe.cli import STDOUT, announced, naming_write_errors
 from gemmpipe.cli.command_line import CommandLine
 from gemmpipe.cli.commands import options
 from gemmpipe.cli.run_list import is_true
@@ -31,6 +31,7 @@ is measured on this machine; tables refuse its rows, and later runs do not learn
   folder=DIR       write the run there; a folder that does not exist
 """
 _DEFAULTS: Mapping[str, str] = {"open": "", "folder": ""}
+REPORT = "report.html"
 
 
 def run(line: CommandLine) -> int:
@@ -39,17 +40,20 @@ def run(line: CommandLine) -> int:
     if line.flags:
         raise UserError(f"demo: {line.flags[0][0]}: no flag of this command; expected open=false")
     may_open = is_true("open", given["open"]) if given["open"] else _has_display()
-    from gemmpipe.pipeline.demo_run import demo_folder, replay_demo
-
-    folder = Path(given["folder"]).expanduser() if given["folder"] else demo_folder()
-    if folder.exists():
+    folder = Path(given["folder"]).expanduser() if given["folder"] else None
+    if folder is not None and folder.exists():
         raise UserError(f"folder: {folder} exists; expected the name of a new folder")
-    demo = replay_demo(folder)
+    with announced("demo: a search is replayed on times that were recorded on an H200"):
+        from gemmpipe.pipeline.demo_run import demo_folder, replay_demo
+
+        folder = folder or demo_folder()
+        demo = replay_demo(folder)
     with naming_write_errors(STDOUT):
         for text in lines(demo, terminal_width()):
             for part in fitted(Line(text=text), fold_width(sys.stdout)):
                 print(part.text)
-    report = write_report(folder)
+    with announced(f"demo: the report {folder / REPORT} is written"):
+        report = write_report(folder)
     with naming_write_errors(STDOUT):
         print(f"report {report}")
     if may_open:
@@ -99,7 +103,7 @@ def write_report(folder: Path) -> Path:
     from gemmpipe.report import html
     from gemmpipe.report.reading import read_run
 
-    page = folder / "report.html"
+    page = folder / REPORT
     html.write(read_run(folder), page)
     return page
 

@@ -127,7 +127,7 @@ class TqdmBar(Display):
         if progress.title != self._stage or progress.stopping:
             self.close()
             self._stage = progress.title
-        if progress.share is None or progress.stopping:
+        if progress.of_run is None or progress.stopping:
             return
         if self._bar is None:
             form = "{desc}: {percentage:3.0f} %|{bar}| {elapsed}{postfix}"
@@ -136,7 +136,7 @@ class TqdmBar(Display):
             )
             self._bar.start_t -= time.monotonic() - progress.began  # it counts from the begin of the run
         self._bar.set_postfix_str(progress.left_text(time.monotonic()), refresh=False)
-        self._bar.update(progress.share - self._bar.n)
+        self._bar.update(progress.of_run - self._bar.n)
 
     def print(self, line: Line, stream: TextIO) -> None:
         if self._bar is None:
@@ -214,7 +214,7 @@ def progress_text(progress: RunProgress, now: float, width: int, *, ascii_only: 
     from rich.text import Text
 
     title = progress.title or "starting"
-    share = percent_text(progress.share) if progress.share is not None else ""
+    share = percent_text(progress.of_run) if progress.of_run is not None else ""
     spent, left = duration_text(now - progress.began), progress.left_text(now)
     if progress.stopping:
         title, share, left = f"{title}: stopping", "", ""
@@ -225,8 +225,8 @@ def progress_text(progress: RunProgress, now: float, width: int, *, ascii_only: 
     right = "  ".join(texts)
     room = min(_MAX_BAR, width - len(title) - len(right) - 4)
     text = Text(printable(title), style="bold cyan", no_wrap=True, overflow="ellipsis")
-    if progress.share is not None and room >= _MIN_BAR and not progress.stopping:
-        filled = round(room * min(1.0, max(0.0, progress.share)))
+    if progress.of_run is not None and room >= _MIN_BAR and not progress.stopping:
+        filled = round(room * progress.of_run)
         full, empty = ("#", "-") if ascii_only else ("━", "─")  # they differ without colours, too
         text.append("  ").append(full * filled, "cyan").append(empty * (room - filled), "bright_black")
     text.append("  ").append(right, "default not bold")

@@ -6,14 +6,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gemmpipe.cli import STDOUT, naming_write_errors
+from gemmpipe.cli import STDOUT, announced, naming_write_errors
 from gemmpipe.cli.command_line import CommandLine
 from gemmpipe.cli.commands import options
 from gemmpipe.core.errors import UserError, suggest_or_list
 from gemmpipe.core.events import Event, Events, counted
 from gemmpipe.core.files import read_cells
-from gemmpipe.core.paths import tables_variable
+from gemmpipe.core.paths import RUNS, tables_variable
 from gemmpipe.core.shell import shell_join, shell_quote
+from gemmpipe.report.run_folder import SELECTIONS
 
 if TYPE_CHECKING:
     from gemmpipe.engines.install import InstalledFile
@@ -139,35 +140,39 @@ def find_choices(command: str, place: str, kernel: str, config_dir: Path | None)
 
     Raises UserError if there is neither.
     """
+    path = Path(place).expanduser()
+    if not path.is_file() and place != "last" and not path.is_dir():
+        raise UserError(f"{command}: no file or folder '{place}'; expected the folder of a run, last, or a tuned table")
+    if kernel and not path.is_file():
+        raise UserError(f"{command}: kernel: only a table takes it; a run names its kernel")
+    if not path.exists():
+        path = _last_finished_run()
+    with announced(f"reading {path}"):
+        return _read_choices(path.absolute() if place == "last" else path, kernel, config_dir)
+
+
+def _read_choices(path: Path, kernel: str, config_dir: Path | None) -> "Choices":
+    """The choices of a table or of a run's folder."""
     from gemmpipe.cli.folders import ConfigFolders
     from gemmpipe.family import shipped_families
     from gemmpipe.pipeline.export import choices_of_run, choices_of_table
     from gemmpipe.report.tables import table_source
 
-    path = Path(place).expanduser()
     folders = ConfigFolders(config_dir=config_dir)
     folders.make_importable()
     if path.is_file():
         return choices_of_table(table_source(path, kernel or None, frozenset(folders.kernels.values())))
-    if place != "last" and not path.is_dir():
-        raise UserError(f"{command}: no file or folder '{place}'; expected the folder of a run, last, or a tuned table")
-    if kernel:
-        raise UserError(f"{command}: kernel: only a table takes it; a run names its kernel")
-    folder = path if path.is_dir() else _last_finished_run()
-    return choices_of_run(folder, {*shipped_families(), *folders.kernels.values()})
+    return choices_of_run(path, {*shipped_families(), *folders.kernels.values()})
 
 
 def _last_finished_run() -> Path:
     """The newest run with a selection; runs that only list problems or merge tables, or that failed, have none."""
-    from gemmpipe.core.paths import RUNS
-    from gemmpipe.pipeline.export import SELECTIONS
-
     found = [*RUNS.glob(f"*/*/{SELECTIONS}"), *RUNS.glob(f"*/*/*/{SELECTIONS}")]
     newest = sorted(found, key=lambda path: path.stat().st_mtime_ns, reverse=True)
     chosen = next((path for path in newest if len(list(itertools.islice(read_cells(path), 2))) > 1), None)
     if chosen is None:
         raise UserError(f"last: no finished run under {RUNS}; expected the folder of a run, or a tuned table")
-    return chosen.parent.absolute()
+    return chosen.parent
 
 
 def _engine(request: _Request, choices: "Choices", events: Events) -> list[str]:

@@ -99,13 +99,14 @@ def _is_for_a_program(request: "RunRequest") -> bool:
 
 def _announce(line: CommandLine, request: "RunRequest") -> None:
     """Print what is about to run: composing and the first imports take seconds on a busy machine."""
-    if any(map(line.has, _WITHOUT_RUN)) or request.pipeline == "doctor" or _is_for_a_program(request):
+    if any(map(line.has, _WITHOUT_RUN)) or _is_for_a_program(request):
         return
     shown = [override for override in request.overrides if not override.startswith("hydra.")]  # a resumed run's folder
     text = printable(shell_join([request.pipeline, *shown]))
     announced = Line(text=shortened(f"gemmpipe {__version__}: {text}", _MAX_ANNOUNCED))
     width = fold_width(sys.stdout)
-    with tolerating_closed_pipes():
+    # A report that cannot be written is a failure, a run goes on.
+    with naming_write_errors(STDOUT) if request.pipeline == "doctor" else tolerating_closed_pipes():
         for part in [announced] if width is None else folded(announced, width):
             print(part.text, flush=True)
 

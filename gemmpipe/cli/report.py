@@ -2,10 +2,11 @@
 
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gemmpipe.cli import STDOUT, naming_write_errors
+from gemmpipe.cli import STDOUT, announced, naming_write_errors
 from gemmpipe.cli.command_line import WATCH, CommandLine
 from gemmpipe.cli.commands import options
 from gemmpipe.cli.folders import ConfigFolders
@@ -57,7 +58,8 @@ def run(line: CommandLine) -> int:
         raise UserError("report: watch=true: expected one run")
     if watch:
         return _watch(runs[0], out, importable)
-    by_family = _by_family(tables, given["kernel"] or None, importable)
+    with announced(f"report: reading {', '.join(map(str, tables))}") if tables else nullcontext():
+        by_family = _by_family(tables, given["kernel"] or None, importable)
     if out is not None and len(by_family) + len(runs) != 1:
         raise UserError(f"report: out={out}: one file for several reports; expected one run, or tables of one kernel")
     for text in _reports(runs, by_family, out, importable):
@@ -70,14 +72,20 @@ def _reports(
     runs: list[Path], by_family: "dict[str, list[TableSource]]", out: Path | None, importable: frozenset[str]
 ) -> Iterator[str]:
     """Write each report; yields the line for the user."""
-    from gemmpipe.report.html import write
-    from gemmpipe.report.reading import read_run
-    from gemmpipe.report.tables import read_tables
-
     for folder in runs:
-        yield write(read_run(folder, importable=importable), out or folder / REPORT)
+        with announced(f"report: reading {folder}"):
+            from gemmpipe.report.html import write
+            from gemmpipe.report.reading import read_run
+
+            text = write(read_run(folder, importable=importable), out or folder / REPORT)
+        yield text
     for sources in by_family.values():
-        yield write(read_tables(sources), out or Path(f"{sources[0].path.stem}_report.html"))
+        with announced(f"report: reading {', '.join(str(source.path) for source in sources)}"):
+            from gemmpipe.report.html import write
+            from gemmpipe.report.tables import read_tables
+
+            text = write(read_tables(sources), out or Path(f"{sources[0].path.stem}_report.html"))
+        yield text
 
 
 def _is_true(key: str, text: str) -> bool:
@@ -139,13 +147,13 @@ def _by_family(tables: list[Path], kernel: str | None, importable: frozenset[str
 
 def _watch(folder: Path, out: Path | None, importable: frozenset[str]) -> int:
     """Write the report of a run until the run ends; the last version is not loaded again by the browser."""
-    from gemmpipe.report.html import write
-    from gemmpipe.report.reading import read_run
-
     path = out or folder / REPORT
     if describe_run(folder).state == RUNNING:
         with naming_write_errors(STDOUT):
             print(f"report  {path}: written every {REFRESH_S} s until the run ends", flush=True)
+    from gemmpipe.report.html import write  # not above: they take a second
+    from gemmpipe.report.reading import read_run
+
     while describe_run(folder).state == RUNNING:
         if describe_run(folder).problems:
             write(read_run(folder, importable=importable), path, refresh_s=REFRESH_S)

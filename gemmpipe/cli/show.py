@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gemmpipe.cli import STDOUT, naming_write_errors
+from gemmpipe.cli import STDOUT, announced, naming_write_errors
 from gemmpipe.cli.command_line import CommandLine
 from gemmpipe.cli.commands import options
 from gemmpipe.cli.run_list import is_true, whole_number
@@ -42,9 +42,11 @@ def run(line: CommandLine) -> int:
     wanted = _wanted([option for option in line.overrides if option not in own])
     given = options(replace(line, overrides=tuple(own)), _DEFAULTS)
     as_json, most = is_true("json", given["json"]), whole_number("candidates", given["candidates"])
-    data = _read(line.paths[0] if line.paths else LAST, given["kernel"])
+    place = _place(line.paths[0] if line.paths else LAST, given["kernel"])
+    with announced(f"show: reading {place}"):
+        texts = _texts(_read(place, given["kernel"]), wanted, as_json=as_json, most=most)
     with naming_write_errors(STDOUT):
-        for text in _texts(data, wanted, as_json=as_json, most=most):
+        for text in texts:
             print(text)
     return 0
 
@@ -60,20 +62,27 @@ def _wanted(arguments: list[str]) -> dict[str, str]:
     return found
 
 
-def _read(name: str, kernel: str) -> "RunData":
-    """The data of a run or a table. Raises UserError."""
+def _place(name: str, kernel: str) -> Path:
+    """The table or the folder of a run that is meant. Raises UserError if there is none."""
     path = Path(name).expanduser()
     if name != LAST and (path.is_file() or path.suffix == ".csv"):
-        from gemmpipe.report.tables import read_tables, table_source
-
         if not path.is_file():
             raise UserError(f"show: {name}: no such file; expected the folder of a run, a table, or 'last'")
-        return read_tables([table_source(path, kernel or None)])
-    from gemmpipe.report.reading import read_run
-
+        return path
     if kernel:
         raise UserError("show: kernel: only a table takes it; a run names its kernel")
-    return read_run(path if name != LAST and is_run(path) else find_finished(name, "show", needs=SELECTIONS))
+    return path if name != LAST and is_run(path) else find_finished(name, "show", needs=SELECTIONS)
+
+
+def _read(place: Path, kernel: str) -> "RunData":
+    """The data of a run or a table. Raises UserError."""
+    if place.is_file():
+        from gemmpipe.report.tables import read_tables, table_source
+
+        return read_tables([table_source(place, kernel or None)])
+    from gemmpipe.report.reading import read_run
+
+    return read_run(place)
 
 
 def _texts(data: "RunData", wanted: Mapping[str, str], *, as_json: bool, most: int) -> list[str]:

@@ -33,6 +33,8 @@ class Event:
     """With `step`: the expected seconds of the stages that follow with the same problems."""
     later: float = 0.0
     """With `step`: the problems of later batches over those of this one."""
+    number: int = 1
+    """With `step`: the pass over the stages that time, of which a budget allows several."""
 
 
 @dataclass
@@ -53,6 +55,7 @@ class Events:
         left_s: float | None = None,
         rest_s: float = 0.0,
         later: float = 0.0,
+        number: int = 1,
     ) -> None:
         """Pass an event to every listener."""
         event = Event(
@@ -65,6 +68,7 @@ class Events:
             left_s=left_s,
             rest_s=rest_s,
             later=later,
+            number=number,
         )
         self.send(event)
 

@@ -94,6 +94,9 @@ MEMORY_OPTIONS = (
 """Candidates that are faster than the selection with more memory for the weight than allowed: the fastest for each
 amount. `extra_weight_pct`: of the stored weight, the least `max_extra_weight_pct` that allows it."""
 
+FROM_FILE = "file:"
+"""The begin of a `run_id` that is no run's: the time was read from this file, which names no run."""
+
 RECORDED = ("place", "extra")
 """Additional columns of selections read from tables: `file:line`, and a dict of the table's unknown columns."""
 

@@ -14,6 +14,7 @@ def emit_step(plan: Plan, stage: str, context: Context, finished: int = 0, later
     if context.pool_or_none is not None:
         devices = len(context.pool.devices)
     position = plan.chain.index(stage)
+    timed = plan.stages[stage].uses_device
     rest_s = 0.0
     for name in plan.chain[position + 1 :]:
         spent_s = context.stage_seconds.get(f"{name}_s", 0.0)
@@ -25,4 +26,5 @@ def emit_step(plan: Plan, stage: str, context: Context, finished: int = 0, later
         total=len(plan.chain),
         rest_s=rest_s,
         later=later / problems if problems else 0.0,
+        number=max(1, context.cpu_budget.passes) if context.cpu_budget is not None and timed else 1,
     )

@@ -8,7 +8,7 @@ from gemmpipe.core.events import counted, verb
 from gemmpipe.core.units import percent_text, time_text
 from gemmpipe.report.data import RunData
 from gemmpipe.report.results import COMPARABLE, LOW_SHARE
-from gemmpipe.report.speedup import shared_text, speedup_cell
+from gemmpipe.report.speedup import no_gain_text, shared_text, speedup_cell
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -63,6 +63,8 @@ def _slower(rows: list[dict[Hashable, Any]]) -> Iterator[str]:
         worst = min(slow, key=lambda r: r["speedup"])
         text = f"{product_name(worst)} at {speedup_cell(worst)}"
         yield f"{counted(len(slow), 'choice')} slower than the best library; the worst is {text}."
+    if text := no_gain_text(rows):
+        yield f"{text}; retune=true times them again."
 
 
 def _far_from_floor(rows: list[dict[Hashable, Any]]) -> Iterator[str]:

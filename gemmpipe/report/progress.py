@@ -29,27 +29,42 @@ class RemainingTime:
         if self._last is None or share != self._last[1]:
             self._last = now, share
 
-    def left_s(self, now: float) -> float | None:
-        """The seconds left, counted down since the last result; None while too little is done to tell."""
+    @property
+    def total_s(self) -> float | None:
+        """The seconds that all of the work takes, as the last result lets expect; None while too little is done."""
         if self._last is None:
             return None
         at, share = self._last
-        if share < _MIN_GAIN or at <= self._start:
+        return (at - self._start) / share if share >= _MIN_GAIN and at > self._start else None
+
+    def left_s(self, now: float) -> float | None:
+        """The seconds left, counted down since the last result; None while too little is done to tell."""
+        total_s = self.total_s
+        if self._last is None or total_s is None:
             return None
-        return max(0.0, (1 - share) * (at - self._start) / share - (now - at))
+        at, share = self._last
+        return max(0.0, (1 - share) * total_s - (now - at))
 
 
 class RunProgress:
     """The state of a run, as its events tell it."""
 
     def __init__(self, now: float) -> None:
-        self.step, self.steps = 0, 0
-        """The number of the stage in the chain, and the length of the chain."""
+        self.step, self.steps, self.number = 0, 0, 1
+        """The number of the stage in the chain, the length of the chain, and the number of the pass over its stages."""
         self.stage = ""
         self.note = ""
         """What runs now."""
         self.done, self.total, self.unit = 0, 0, ""
         self.share: float | None = None
+        """Of the stage's work, by time; None before any is known."""
+        self.of_run: float | None = None
+        """The share of the run that is done, by time, for a bar: it never falls, in later stages and passes too.
+
+        None before any work is known.
+        """
+        self._of_run_before = 0.0
+        """Its value when the stage began."""
         self.stopping = False
         self.began = self.stage_began = now
         self._rest_s = self._later = 0.0
@@ -67,6 +82,7 @@ class RunProgress:
             if event.done <= self.step or not self._later:  # stages before the first batch are not repeated
                 self._batch_began = now
             self.step, self.steps, self._rest_s, self._later = event.done, event.total, event.rest_s, event.later
+            self.number = event.number
         elif event.kind == "stage":
             self._begin(event.text, now)
             self.total, self.unit = event.total, event.unit
@@ -78,12 +94,14 @@ class RunProgress:
             self.share = event.share if event.share is not None else self.done / self.total if self.total else None
             if self._remaining is not None and self.share is not None:
                 self._remaining.take(self.share, now)
+                self.of_run = max(self.of_run or 0.0, self._of_run_now(now))
         elif event.kind == "stopping":
             self.stopping = True
 
     def _begin(self, stage: str, now: float) -> None:
         left_s = self.left_s(now)
         self._expected_end = now + left_s if left_s is not None else None
+        self._of_run_before = self.of_run or 0.0
         self.stage, self.stage_began = stage, now
         self.done, self.total, self.unit, self.share, self.note = 0, 0, "", None, ""
         self._remaining = self._budget_ends = None
@@ -105,10 +123,27 @@ class RunProgress:
         trust = min(1.0, self.share / _TRUSTED)
         return trust * left_s + (1 - trust) * before_s
 
+    def _of_run_now(self, now: float) -> float:
+        """The share of the run that is done: the stage adds its part of what was left when it began.
+
+        From the work done, not from the time left alone, which runs out between two results and grows again.
+        """
+        if self._budget_ends is not None:
+            spent_s = now - self.began
+            return spent_s / (spent_s + self._budget_ends - now) if self._budget_ends > now else 1.0
+        stage_s = self._remaining.total_s if self._remaining is not None else None
+        if stage_s is None or self.share is None:
+            return 0.0
+        batch_s = stage_s + self._rest_s
+        # As in `left_s`: later batches take as long as this one, from its first stage on.
+        run_s = batch_s + self._later * (self.stage_began - self._batch_began + batch_s)
+        return self._of_run_before + (1 - self._of_run_before) * stage_s / run_s * min(1.0, self.share)
+
     @property
     def title(self) -> str:
-        """The stage with its place in the chain: `2 of 6: screen`."""
-        return f"{self.step} of {self.steps}: {self.stage}" if self.step else self.stage
+        """The stage with its place in the chain: `2 of 6: screen`; after the first pass `2 of 6: screen, pass 2`."""
+        again = f", pass {self.number}" if self.number > 1 else ""
+        return f"{self.step} of {self.steps}: {self.stage}{again}" if self.step else self.stage
 
     @property
     def work(self) -> str:
@@ -125,7 +160,7 @@ class RunProgress:
 
     def line(self, now: float) -> str:
         """All of it in one line, without a terminal: `2 of 6: screen, 42 %, ..., 18 s, about 25 s left; ...`."""
-        share = percent_text(self.share) if self.share is not None else ""
+        share = percent_text(self.of_run) if self.of_run is not None else ""
         spent = f"{now - self.began:.0f} s"
         parts = [self.title, share, self.work, spent, self.left_text(now)]
         return ", ".join(part for part in parts if part) + (f"; {self.note}" if self.note else "")

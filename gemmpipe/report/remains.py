@@ -77,7 +77,7 @@ def _rejected(data: RunData) -> Iterator[Missing]:
         limit = "" if each.limit_pct is None else f"{each.limit_pct:.0f}"
         yield "a faster candidate with more memory", text_line(which, 400), f"{_MEMORY_KEY}{limit}"
     if more := len(data.gated[_MAX_LISTED:]):
-        yield "faster candidates with more memory", f"{more:,} more", _MEMORY_KEY
+        yield "faster candidates with more memory", f"{more:,} more", f"{_MEMORY_KEY}LIMIT"
 
 
 def _unavailable(data: RunData) -> Iterator[Missing]:

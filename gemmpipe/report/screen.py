@@ -30,7 +30,15 @@ from gemmpipe.report.results import (
     is_shared,
     spread,
 )
-from gemmpipe.report.speedup import is_conversion, is_equal, library_cell, shared_text, speedup_cell, spread_text
+from gemmpipe.report.speedup import (
+    is_conversion,
+    is_equal,
+    library_cell,
+    no_gain_text,
+    shared_text,
+    speedup_cell,
+    spread_text,
+)
 from gemmpipe.report.text_table import Column, aligned
 
 if TYPE_CHECKING:
@@ -71,6 +79,8 @@ def screen_lines(facts: RunFacts, figures: RunFigures, products: "pd.DataFrame",
     if any(regime.speedup or regime.floor_share for regime in figures.regimes):
         lines += [Line(text=""), *_regime_lines(figures.regimes)]
     lines += _library_lines(figures, products)
+    if no_gain := no_gain_text(products.to_dict("records")):
+        lines.append(styled("  ", (f"{no_gain}; retune=true times them again", WARN)))
     if shared := shared_text(products["policy"]):
         lines.append(styled("  ", (f"{shared}; retune=true repeats them", WARN)))
     return [*lines, *_attention_lines(facts, figures, products, family)]
@@ -261,8 +271,12 @@ def memory_option_lines(options: "pd.DataFrame | None", solved: int, width: int)
     if options is None or not len(options):
         return []
     rows: Sequence[Mapping[Any, Any]] = options.to_dict("records")
-    limits = sorted({int(row["extra_weight_pct"]) for row in rows})
-    cells = list(zip(*(_limit_cells(limit, rows) for limit in limits[:_MAX_LIMITS]), strict=True))
+    by_gain: dict[tuple[str, ...], tuple[str, ...]] = {}
+    for limit in sorted({int(row["extra_weight_pct"]) for row in rows}):
+        found = _limit_cells(limit, rows)
+        by_gain.setdefault(found[1:4], found)  # a larger limit that gains no more to be seen is left out
+    limits = list(by_gain.values())
+    cells = list(zip(*limits[:_MAX_LIMITS], strict=True))
     titles = ("LIMIT", "faster", "speed-up", "a call", "memory per weight")
     kept = (0, 1, 0, 2, 0)
     columns = [

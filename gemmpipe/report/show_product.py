@@ -11,7 +11,9 @@ from gemmpipe.core.units import bytes_text, time_text
 from gemmpipe.report.attention import records
 from gemmpipe.report.data import TABLE, RunData
 from gemmpipe.report.diff_text import knobs_text
+from gemmpipe.report.lines import wrapped
 from gemmpipe.report.show_text import choice_columns, product_object
+from gemmpipe.report.tables import origin_text
 from gemmpipe.report.text_table import Column, aligned, cut
 from gemmpipe.report.trial_frame import ProblemTrials, by_problem, statuses
 
@@ -90,6 +92,8 @@ def product_lines(shown: ShownProduct, width: int, most: int) -> Iterator[str]:
         yield ""
         yield from aligned(choice_columns(shown.data, [shown.row]), width)
     if shown.trials is None:
+        if shown.row is not None and shown.data.state == TABLE:
+            yield from wrapped(printable(origin_text(shown.row)), width, "    ")
         yield "a table holds the choice alone" if shown.data.state == TABLE else "no candidate has a time"
         return
     finals = _ranked(shown.trials.finals)

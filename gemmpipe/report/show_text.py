@@ -1,6 +1,7 @@
 """A run or a table as text: the choices of all products, the way through the space, time, and what is not done."""
 
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +23,8 @@ if TYPE_CHECKING:
     from gemmpipe.family import KeyColumn
 
 _MAX_REASONS = 12
-_MAX_NOT_DONE = 20
+_MAX_OF_A_KIND = 3
+"""Lines of one kind of what is not done."""
 _MIN_SHOWN_S = 0.05
 """Times have one decimal: less is 0.0."""
 
@@ -176,10 +178,14 @@ def not_done_lines(data: RunData) -> Iterator[str]:
     found = list(missing(data))
     if found:
         yield "not done"
-    for what, which, change in found[:_MAX_NOT_DONE]:
-        yield f"  {what}: {which} ({change})"
-    if more := len(found) - _MAX_NOT_DONE:
-        yield from [f"  {more:,} more; json=true lists all"] if more > 0 else []
+    kinds = Counter(what for what, _, _ in found)
+    shown: Counter[str] = Counter()
+    for what, which, change in found:
+        shown[what] += 1
+        if shown[what] <= _MAX_OF_A_KIND:
+            yield f"  {what}: {which} ({change})"
+        elif shown[what] == kinds[what]:
+            yield f"  {what}: {kinds[what] - _MAX_OF_A_KIND:,} more; json=true lists them"
 
 
 def file_lines(data: RunData) -> Iterator[str]:
@@ -217,7 +223,7 @@ def product_object(row: Mapping[Any, Any], data: RunData) -> dict[str, object]:
     """One choice for JSON."""
     columns = data.family.key_columns
     results = ("us", "p20_us", "p80_us", "library", "library_us", "speedup", "speedup_low", "speedup_high")
-    others = ("floor_us", "share", "near_ties", "runner_up", "runner_up_us", "noise_pct", "policy", "device")
+    others = ("floor_us", "share", "near_ties", "runner_up", "runner_up_us", "noise_pct", "policy", "run_id", "device")
     return {
         **{column.name: _key_value(column, row[column.name]) for column in columns if row[column.name] is not None},
         "backend": row["libtype"],

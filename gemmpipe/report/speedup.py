@@ -82,6 +82,27 @@ def shared_text(policies: Iterable[object]) -> str:
     return f"{ABOUT} approximate: {how_many} timed while other processes used the device ({', '.join(words)})"
 
 
+def no_gain_text(rows: Iterable[Row]) -> str:
+    """How many choices are slower than the library path in the rounds of both, or not told apart; empty for none.
+
+    `1 choice slower than the best library path, 2 not told apart from it (same rounds)`.
+    """
+    slower = equal = 0
+    for row in rows:
+        low, high = row["speedup_low"], row["speedup_high"]
+        if not low or not high or low != low or high != high or low == high == 1:
+            continue  # not timed in the same rounds, or the library itself
+        slower += high < 1
+        equal += low <= 1 <= high
+    path = "the best library path"
+    parts = [f"{counted(slower, 'choice')} slower than {path}"] if slower else []
+    if equal:
+        parts.append(
+            f"{equal:,} not told apart from it" if slower else f"{counted(equal, 'choice')} not told apart from {path}"
+        )
+    return f"{', '.join(parts)} (same rounds)" if parts else ""
+
+
 def conversion_reasons(rows: Iterable[Row], family: "Family", limit_pct: int | None) -> Iterator[tuple[str, str]]:
     """(why products have no speed-up, what changes it), for products that torch multiplies after a conversion alone.
 

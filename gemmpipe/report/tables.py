@@ -1,5 +1,6 @@
 """The data of a report from tuned tables alone: choices and their times, without the search behind them."""
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 from gemmpipe.core.artifact import read_runs, sidecar_path
 from gemmpipe.core.errors import UserError, suggest_or_list
 from gemmpipe.core.events import counted
+from gemmpipe.core.schema import FROM_FILE
 from gemmpipe.family import Family, load_family, shipped_families
 from gemmpipe.report.data import TABLE, RunData
 from gemmpipe.report.product_table import product_frame
@@ -60,6 +62,7 @@ def read_tables(sources: Sequence[TableSource]) -> RunData:
         if table.refused:
             notes.append(f"{source.path.name}: {counted(len(table.refused), 'row')} without a time left out.")
     products = product_frame(rows, family)
+    notes += _read_from_files(rows)
     notes.append(
         "Tables hold the choices alone: the search, the near-ties' names, the wall time and the state of the device "
         "are in the folder of the run."
@@ -85,6 +88,24 @@ def _sidecar(path: Path, notes: list[str]) -> dict[str, Mapping[str, Any]]:
     except UserError as error:
         notes.append(f"Provenance left out: {error}.")
         return {}
+
+
+def origin_text(row: Mapping[Any, Any]) -> str:
+    """Where the time of a table's row comes from: a run and how it measured, or a file that does not say how."""
+    run, policy = str(row.get("run_id") or ""), str(row.get("policy") or "")
+    how = f"measured as {policy}" if policy else "how it was measured is not known"
+    if run.startswith(FROM_FILE):
+        return f"time read from {run.removeprefix(FROM_FILE)}, which names no run; {how}"
+    return f"time of run {run}; {how}" if run else f"time of an unknown run; {how}"
+
+
+def _read_from_files(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """What a table's rows do not say: of which run they are."""
+    origins = Counter(str(row.get("run_id") or "") for row in rows)
+    for run, count in origins.items():
+        if not run or run.startswith(FROM_FILE):
+            place = f"with times read from {run.removeprefix(FROM_FILE)}" if run else "without a run"
+            yield f"{counted(count, 'row')} {place}: how they were measured is not known."
 
 
 def _commands(provenance: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:

@@ -14,7 +14,7 @@ MIN_WIDTH, MAX_WIDTH = 60, 120
 _GAP = "  "
 _CUT = "..."
 _MIN_CUT = 30
-"""Characters of the last column that are worth more than another column."""
+"""Characters of the last column that are worth more than another one; without others it is cut, not left out."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +86,8 @@ def _fitting(columns: Sequence[Column], width: int) -> list[Column]:
     while (excess := _total(shown) - width) > 0:
         optional = [column for column in shown if column.importance]
         last = shown[-1]
-        if last.is_text and last.width - excess >= max(len(last.title), _MIN_CUT if optional else 1):
+        others = [column for column in optional if column is not last]
+        if last.is_text and last.width - excess >= max(len(last.title), _MIN_CUT if others else 1):
             limit = last.width - excess
             return [*shown[:-1], replace(last, cells=tuple(cut(cell, limit) for cell in last.cells))]
         if not optional:

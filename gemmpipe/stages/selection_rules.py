@@ -58,17 +58,22 @@ def select_finalist(
 ) -> Selection:
     """Chooses among finalists (at least one).
 
-    The fastest, unless a preferred library is within its ratio, or the incumbent is not slower by
-    `min_improvement_pct` with an interval that excludes 1. The candidate's id decides between equal medians.
+    The fastest, unless the best library is faster in the rounds of both, a preferred library is within its ratio, or
+    the incumbent is not slower than either by `min_improvement_pct` with an interval that excludes 1. The candidate's
+    id decides between equal medians.
     """
     # Times on a shared device count only where there are no others.
     ranked = rank([f for f in finalists if not f.shared] or finalists)
     fastest = ranked[0]
     chosen, reason = _preferred(ranked, rules)
-    incumbent = next((f for f in ranked if f.candidate in incumbents), None)
-    if incumbent is not None and incumbent is not chosen and not _improves(chosen, incumbent, rules):
-        chosen, reason = incumbent, "the incumbent is not beaten by enough"
     baseline = next((f for f in ranked if f.candidate.backend in libraries), None)
+    if baseline is not None and _is_behind(chosen, baseline):
+        chosen, reason = baseline, "the library is faster in the rounds of both"
+    incumbent = next((f for f in ranked if f.candidate in incumbents), None)
+    if incumbent is not None and incumbent is not chosen:
+        rivals = [(chosen, reason), (baseline or chosen, "the library is faster than the incumbent")]
+        better = (each for each in rivals if _improves(each[0], incumbent, rules))
+        chosen, reason = next(better, (incumbent, "the incumbent is not beaten by enough"))
     runner_up = next((f for f in ranked if f is not chosen), None)
     return Selection(
         chosen=chosen,
@@ -103,6 +108,15 @@ def _preferred(ranked: Sequence[Finalist], rules: SelectionRules) -> tuple[Final
         if paired_ratio(fastest.samples_us, finalist.samples_us).median >= limit:
             return finalist, f"{finalist.candidate.backend} is preferred within {limit:g}"
     return fastest, ""
+
+
+def _is_behind(chosen: Finalist, baseline: Finalist) -> bool:
+    """True if a library is faster than the choice in their common rounds.
+
+    Ranks come from ratios to a third finalist: where times vary much (a busy CPU), the median of the ratio of two can
+    contradict those of both to the third.
+    """
+    return baseline.complete and paired_ratio(chosen.samples_us, baseline.samples_us).median > 1
 
 
 def _improves(new: Finalist, old: Finalist, rules: SelectionRules) -> bool:

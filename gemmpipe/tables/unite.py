@@ -6,6 +6,7 @@ from pathlib import Path
 
 from gemmpipe.core.data import Scalar
 from gemmpipe.core.errors import shortened
+from gemmpipe.core.schema import FROM_FILE
 from gemmpipe.family import Family
 from gemmpipe.tables.merge import Rank, Row, RowKey, RowPreference, row_key, row_ranks
 from gemmpipe.tables.store import ParsedTable, with_device_names
@@ -59,11 +60,17 @@ class UnitedTable:
 def entries_of(
     path: Path, family: Family, sheet: ParsedTable, runs: Mapping[str, Mapping[str, object]]
 ) -> list[TableEntry]:
-    """The rows of a table; in older tables without a column `device` it comes from the sidecar of a row's run."""
+    """The rows of a table; in older tables without a column `device` it comes from the sidecar of a row's run.
+
+    A row that names no run (of another program, or of an older version) has the file in its place: `FROM_FILE`.
+    """
     rows, foreign = with_device_names(sheet.rows, runs), frozenset(sheet.extra)
     return [
         TableEntry(
-            row={name: value for name, value in row.items() if name not in foreign},
+            row={
+                **{name: value for name, value in row.items() if name not in foreign},
+                "run_id": row.get("run_id") or f"{FROM_FILE}{path.name}",
+            },
             extra={name: row[name] for name in sheet.extra},
             place=f"{path}:{line}",
         )

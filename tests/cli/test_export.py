@@ -59,8 +59,7 @@ def test_a_run_that_did_not_time_the_form_is_refused_with_the_command_that_does(
     assert main([*TUNE, "format=[csv]"]) == 0
     capfd.readouterr()
     assert export("last", "vllm", "output=later") == 2
-    error = capfd.readouterr().err
-    assert error.count("\n") == 1
+    _, error = capfd.readouterr().err.splitlines()  # what was read, the error
     assert not Path("later").exists(), "no file of a kernel that the engine does not have"
     command = f"reuse={run_folder().resolve()} 'format=[vllm]'"
     assert command in error
@@ -102,7 +101,7 @@ def test_a_wrong_line_is_one_line(arguments: list[str], message: str, capfd: pyt
     assert main(["export", *arguments]) == 2
     error = capfd.readouterr().err
     assert message in error
-    assert error.count("\n") == 1
+    assert len([text for text in error.splitlines() if not text.startswith("reading ")]) == 1
 
 
 @pytest.mark.e2e
@@ -136,7 +135,7 @@ def test_the_kernel_of_a_table_with_a_name_of_its_own(h200_tables: Path, capfd: 
     assert main(["export", str(table), "vllm", "kernel=a16w16"]) == 2
     assert f"expected 'gemmpipe export {table} kernel=a16w16 plugin'" in capfd.readouterr().err
     assert main(["export", str(table), "plugin", "kernel=a16w17"]) == 2
-    assert capfd.readouterr().err == "gemmpipe: kernel=a16w17: no such family; did you mean 'a16w16'?\n"
+    assert capfd.readouterr().err.endswith("gemmpipe: kernel=a16w17: no such family; did you mean 'a16w16'?\n")
 
 
 def test_a_run_names_its_kernel(capfd: pytest.CaptureFixture[str]) -> None:

@@ -1,16 +1,20 @@
 """Output without a run: help, version, completion, the configuration."""
 
+import io
 import json
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
 import pytest
 
 from gemmpipe import __version__
+from gemmpipe.cli import announced
 from gemmpipe.cli.commands import COMMANDS, load_command
 from gemmpipe.cli.folders import ConfigFolders
 from gemmpipe.cli.main import main
+from gemmpipe.core.paths import shipped_tables
 
 
 def test_help_version_and_completion(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,3 +110,70 @@ def test_showing_the_configuration_loads_nothing_heavy(folder: Path) -> None:
     exit_code, heavy = json.loads(done.stderr)
     assert (exit_code, heavy) == (0, [])
     assert "family: a8w8_blockscale" in done.stdout
+
+
+FIRST_LINE = """
+import io, json, sys
+
+class Stream(io.StringIO):
+    def write(self, text):
+        if not first:
+            first.append([text, sorted({"pandas", "torch"} & set(sys.modules))])
+        return super().write(text)
+
+first = []
+out, sys.stdout, sys.stderr = sys.stdout, Stream(), Stream()
+from gemmpipe.cli.main import main
+code = main(sys.argv[1:])
+print(json.dumps([code, *first]), file=out)
+"""
+SHIPPED = shipped_tables() / "a8w8_blockscale_tuned_gemm.csv"
+RECORDED = Path(__file__).parents[2] / "docs" / "examples" / "h200_run.tar.xz"
+
+
+@pytest.fixture(scope="module")
+def with_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a run of an H200 and its selections as a table."""
+    folder = tmp_path_factory.mktemp("with_run")
+    with tarfile.open(RECORDED) as archive:
+        archive.extractall(folder, filter="data")
+    return folder
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("demo open=false", "demo: a search is replayed"),
+        ("doctor", "doctor"),
+        ("show h200_run", "show: reading h200_run"),
+        ("report h200_run", "report: reading h200_run"),
+        ("report a8w8_blockscale_tuned_gemm.csv", "report: reading a8w8_blockscale_tuned_gemm.csv"),
+        ("show a8w8_blockscale_tuned_gemm.csv", "show: reading a8w8_blockscale_tuned_gemm.csv"),
+        ("export h200_run plugin output=written", "reading h200_run"),
+    ],
+)
+def test_the_first_line_comes_before_slow_imports(with_run: Path, line: str, said: str) -> None:
+    (with_run / "a8w8_blockscale_tuned_gemm.csv").write_bytes(SHIPPED.read_bytes())
+    command = [sys.executable, "-c", FIRST_LINE, *line.split()]
+    ended = subprocess.run(command, cwd=with_run, capture_output=True, text=True, timeout=300, check=False)
+    code, (text, imported) = json.loads(ended.stdout)
+    assert code == 0 and said in text
+    assert imported == []
+
+
+def test_a_terminal_forgets_what_was_announced(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setattr(sys, "stderr", stream := Terminal())
+    with announced("show: reading " + "x" * 80):
+        assert len(stream.getvalue()) < 40 and stream.getvalue().startswith("show: reading x")
+    assert stream.getvalue().endswith("\r\x1b[K")
+    monkeypatch.setattr(sys, "stderr", stream := io.StringIO())
+    with announced("show: reading it"):
+        pass
+    assert stream.getvalue() == "show: reading it\n"

@@ -112,7 +112,13 @@ def test_runs_in_one_second_have_folders_of_their_own(plans: list[Plan]) -> None
         (["rnus"], "rnus: no such pipeline; did you mean 'runs'?"),
         (["help"], "help: no such pipeline; expected gemmpipe --help"),
         (["help", "show"], "help show: no such command; expected gemmpipe --help show"),
-        (["tune", "quick"], "quick: the pipeline is 'tune' already"),
+        (["tune", "quick"], "quick: the pipeline is 'tune' already; expected key=value (gemmpipe --help tune)"),
+        (
+            ["merge", "a.csv", "b.csv", "output=c.csv"],
+            "a.csv: the pipeline is 'merge' already; expected 'inputs=[a.csv,b.csv]'",
+        ),
+        (["verify", "a.csv"], "a.csv: the pipeline is 'verify' already; expected table=a.csv"),
+        (["verify", "last"], "last: the pipeline is 'verify' already; expected table=outputs/tuned/NAME.csv"),
         (["shwo", "last"], "shwo: no such command; did you mean 'show'?"),
         (
             ["shapes=list", "shapes.items=[{M:", "[1],", "N:", "64}]", "device=cpu"],

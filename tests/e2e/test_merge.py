@@ -104,6 +104,25 @@ def test_our_tables_keep_their_product_and_its_provenance(
     assert f"export GEMMPIPE_CONFIG_A16W16={folder / 'c.csv'}" in capfd.readouterr().out
 
 
+def test_times_of_a_table_that_names_no_run_have_its_name(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (folder / "old.csv").write_text("gfx,cu_num,M,N,K,libtype,us\ncpu_avx512,2,1,64,128,torch,4\n")
+    line = "gfx,cu_num,M,N,K,libtype,us,policy,run_id\ncpu_avx512,2,2,64,128,torch,5,host interleaved,r7\n"
+    (folder / "new.csv").write_text(line)
+    merge = ["merge", "kernel=a16w16"]
+    assert main([*merge, "inputs=[old.csv,new.csv]", "output=c.csv"]) == 0
+    assert main([*merge, "inputs=[c.csv]", "output=d.csv"]) == 0
+    runs = {row["M"]: row["run_id"] for row in store.read(Path("d.csv"), load_family("a16w16"))}
+    assert runs == {1: "file:old.csv", 2: "r7"}
+    shown = {}
+    for words in ("", " m=1", " m=2"):
+        capfd.readouterr()
+        assert main(f"show d.csv kernel=a16w16{words}".split()) == 0
+        shown[words] = " ".join(capfd.readouterr().out.split())
+    assert "1 row with times read from old.csv: how they were measured is not known." in shown[""]
+    assert "time read from old.csv, which names no run; how it was measured is not known" in shown[" m=1"]
+    assert "time of run r7; measured as host interleaved" in shown[" m=2"]
+
+
 @pytest.mark.usefixtures("tables")
 @pytest.mark.parametrize(
     ("words", "said"),

@@ -31,6 +31,44 @@ def test_from_a_quarter_of_a_run_on_its_end_is_known_within_30_percent(path: Pat
     assert checked > 15
 
 
+@pytest.mark.parametrize("path", RECORDED, ids=lambda path: path.name)
+def test_the_bar_never_goes_back_and_ends_full(path: Path) -> None:
+    rows = [json.loads(line) for line in lzma.decompress(path.read_bytes()).decode().splitlines()]
+    progress, before = RunProgress(rows[0]["t"]), 0.0
+    for row in rows:
+        progress.take(Event(**{name: value for name, value in row.items() if name != "t"}), row["t"])
+        assert progress.of_run is None or before <= progress.of_run <= 1
+        before = progress.of_run or 0.0
+    assert before == pytest.approx(1, abs=0.01)
+
+
+def test_the_bar_goes_on_in_a_second_pass_which_its_title_names() -> None:
+    progress, shares = RunProgress(0.0), []
+    for number, began in ((1, 0.0), (2, 40.0)):
+        for done, stage in ((2, "screen"), (3, "bench")):
+            progress.take(Event(kind="step", text=stage, done=done, total=6, number=number, rest_s=5.0), began)
+            progress.take(Event(kind="stage", text=stage, total=4), began)
+            for step in range(5):
+                progress.take(Event(kind="progress", done=step, total=4), began + 5 * step)
+                shares.append(progress.of_run)
+            began += 20
+        assert progress.title == ("3 of 6: bench" if number == 1 else "3 of 6: bench, pass 2")
+    assert shares == sorted(shares)
+    assert 0.7 < shares[9] < shares[-1] <= 1
+
+
+def test_the_bar_of_a_budget_is_its_time() -> None:
+    progress = RunProgress(0.0)
+    progress.take(Event(kind="step", text="screen", done=2, total=6, rest_s=20.0), 0.0)
+    progress.take(Event(kind="stage", text="screen", unit="trials"), 0.0)
+    assert progress.of_run is None
+    progress.take(Event(kind="progress", done=90, total=100, share=0.9, left_s=50.0), 10.0)
+    assert progress.of_run == pytest.approx(10 / 60)
+    progress.take(Event(kind="step", text="bench", done=3, total=6), 30.0)
+    assert progress.of_run == pytest.approx(10 / 60)
+    assert progress.line(30.0).startswith("3 of 6: bench, 17 %")
+
+
 def test_the_recorded_runs_are_there() -> None:
     assert len(RECORDED) >= 6
 
@@ -62,7 +100,7 @@ def test_stages_that_follow_and_later_batches_count() -> None:
     progress.take(Event(kind="stage", text="screen", unit="trials"), 0.0)
     progress.take(Event(kind="progress", text="16x8x8", done=50, total=100, share=0.5), 30.0)
     assert progress.left_s(30.0) == pytest.approx(30 + 20 + 2 * (30 + 30 + 20))
-    assert progress.line(30.0) == ("2 of 6: screen, 50 %, 50 of about 100 trials, 30 s, about 4 min left; 16x8x8")
+    assert progress.line(30.0) == ("2 of 6: screen, 12 %, 50 of about 100 trials, 30 s, about 4 min left; 16x8x8")
 
 
 def test_the_estimate_survives_the_change_of_a_stage() -> None:

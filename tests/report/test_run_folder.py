@@ -57,9 +57,15 @@ def test_the_list_keeps_the_command_at_every_width(width: int) -> None:
         typed = ["kernel=a8w8_blockscale", "device=cpu", "shapes=list", "shapes.items=[{M: [1, 64], N: 512, K: 1024}]"]
         manifest = {"pipeline": pipeline, "exit_code": 0, "wall_s": 61.6, "overrides": typed}
         (folder / "manifest.json").write_text(json.dumps(manifest))
+    sweep = RUNS / "tune" / "2026-11-23_10-00-00-123456"
+    job = _run("0_a8w8_blockscale_list", root=sweep)
+    (job / "manifest.json").write_text(json.dumps({**manifest, "pipeline": "tune"}))
+    (sweep / "multirun.yaml").write_text("")
     header, *rows = lines({folder: describe_run(folder) for folder in run_folders()}, width)
     assert header.split()[-1] == "arguments"
     column = header.index("arguments")
+    rows = [row for row in rows if not row.endswith("(sweep)")]
+    assert len(rows) == 4
     assert all(row[column:].startswith("kernel=a8w8_blockscale d") for row in rows)
     assert all(len(row) <= width for row in rows)
     assert all("finished" in row for row in rows)

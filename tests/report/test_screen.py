@@ -127,6 +127,9 @@ def test_the_table_of_memory_has_the_gain_of_each_limit() -> None:
         "400 2 problems 8.94x (8.00x to 10.0x) 100 us -> 11.2 us +4.00 KiB to +8.00 KiB",
     ]
     assert all(len(line) <= 70 for line in memory_option_lines(options, 3, 70)[1:])
+    little = {"problem": "a", "us": 9.999, "chosen_us": 100.0, "speedup": 10.001, "extra_weight_bytes": 16384}
+    more = pd.concat([options, pd.DataFrame([{**little, "extra_weight_pct": 800}])])
+    assert memory_option_lines(more, 3, 120) == [title, head, *lines], "800 % would say the same as 400 %"
     assert memory_option_lines(None, 1, 120) == []
 
 

@@ -1,6 +1,7 @@
 """Speed-ups as text: one value has the same digits and marks on every screen; what torch converts has none."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
@@ -15,8 +16,8 @@ from gemmpipe.report.product_table import product_frame
 from gemmpipe.report.reading import read_run
 from gemmpipe.report.results import product_results, run_figures
 from gemmpipe.report.screen import RunFacts, choice_lines, memory_option_lines, screen_lines
-from gemmpipe.report.show_text import run_lines
-from gemmpipe.report.speedup import conversion_reasons, shared_text
+from gemmpipe.report.show_text import as_object, not_done_lines, run_lines
+from gemmpipe.report.speedup import conversion_reasons, no_gain_text, shared_text
 from gemmpipe.report.tables import read_tables, table_source
 from gemmpipe.tables import store
 from gemmpipe.tables.merge import Row
@@ -140,3 +141,27 @@ def test_show_names_the_type_and_the_cpu_where_nothing_is_compared(tmp_path: Pat
     assert "no library of a CPU multiplies float8_e4m3fn operands with scales as stored" in text
     assert "multiples of 4" not in text
     assert " 1.00x " not in text, "torch's conversion is not compared with itself"
+
+
+def test_choices_that_gain_nothing_over_the_library_are_said() -> None:
+    slower = _row(64, 106.0, 100.0, ratio=1.06, ratio_low=1.02, ratio_high=1.1)
+    equal = _row(128, 101.0, 100.0, ratio=1.01, ratio_low=0.97, ratio_high=1.05)
+    faster = _row(256, 90.0, 100.0, ratio=0.9, ratio_low=0.88, ratio_high=0.95)
+    itself = _row(512, 100.0, 100.0, ratio=1.0, ratio_low=1.0, ratio_high=1.0)
+    said = "slower than the best library path, 1 not told apart from it (same rounds); retune=true times them again"
+    assert f"  1 choice {said}" in _last_screen([slower, equal, faster, itself])
+    products = product_frame([slower, equal, faster, itself], BLOCKSCALE)
+    assert no_gain_text(products.to_dict("records")) == f"1 choice {said}".partition(";")[0]
+    one = product_results(pd.DataFrame([equal, itself]), BLOCKSCALE).to_dict("records")
+    assert no_gain_text(one) == "1 choice not told apart from the best library path (same rounds)"
+    assert not any("library path (" in text and "choice" in text for text in _last_screen([faster, itself]))
+
+
+def test_three_of_a_kind_of_what_is_not_done_are_listed(tmp_path: Path) -> None:
+    write_recorded_run(tmp_path, problems=1, candidates=5)
+    data = replace(read_run(tmp_path), unsolved=[f"a8w8_blockscale M={m}" for m in range(1, 10)])
+    what = "a product without a valid candidate"
+    listed = [line.strip() for line in not_done_lines(data) if line.strip().startswith(what)]
+    assert listed[:3] == [f"{what}: a8w8_blockscale M={m} (backend=[...] or a wider space)" for m in (1, 2, 3)]
+    assert listed[3:] == [f"{what}: 6 more; json=true lists them"]
+    assert len([row for row in as_object(data)["not_done"] if row["what"] == what]) == 9  # type: ignore[attr-defined]

@@ -120,6 +120,27 @@ def test_an_incumbent_is_beaten_by_enough_and_surely(new_us: list[float], wins: 
     assert choice.reason == ("" if wins else "the incumbent is not beaten by enough")
 
 
+def test_a_choice_that_the_library_beats_in_the_rounds_of_both_is_none() -> None:
+    """A busy CPU: ratios to a third finalist rank another one first than the rounds of these two."""
+    third = _finalist("onednn", 11, 12, 9, 10, 9, name=2)
+    new = _finalist("onednn", 13, 11, 8, 8, 13)
+    torch = _finalist("torch", 12, 8, 12, 12, 9, name=1)
+    assert rank([third, new, torch])[0] is new
+    assert paired_ratio(new.samples_us, torch.samples_us).median > 1
+    choice = select_finalist([third, new, torch], ("torch",), (), replace(RULES, prefer={}))
+    assert choice.chosen is choice.baseline is torch
+    assert choice.reason == "the library is faster in the rounds of both"
+
+
+def test_an_incumbent_gives_way_to_a_library_that_is_surely_faster() -> None:
+    old, torch = _finalist("triton", *[1.0] * 9), _finalist("torch", *[0.94] * 9)
+    new = _finalist("triton", *[0.5] * 5, *[1.5] * 4, name=1)
+    choice = select_finalist([old, torch, new], ("torch",), [old.candidate], replace(RULES, prefer={}))
+    assert rank([old, torch, new])[0] is new
+    assert choice.chosen is torch
+    assert choice.reason == "the library is faster than the incumbent"
+
+
 def test_median_of_samples() -> None:
     assert median([3, 1, 2]) == 2
     assert median([4, 1, 2, 3]) == 2.5
