@@ -69,7 +69,7 @@ def read_once() -> Iterator[None]:
         mock.patch.object(defaults_list, "_create_interpolation_map", choices),
         mock.patch.object(ConfigLoaderImpl, "_compose_config_from_defaults_list", merge),
         mock.patch.object(DictConfig, "__deepcopy__", _copied),
-        mock.patch.object(omegaconf.omegaconf, "get_omega_conf_dumper", lambda: _dumper()),
+        mock.patch.object(omegaconf.omegaconf, "get_omega_conf_dumper", _dumper),
     ):
         yield
 
