@@ -5,6 +5,7 @@ import logging
 import multiprocessing.util
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -43,6 +44,11 @@ settings.load_profile("busy")
 # rows take five times as long as one thread (2 cores, -n 2).
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+
+# Without bytecode each process would compile the package, and each worker rewrite the assertions of all tests; workers
+# and what they start inherit it from the process that starts them.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 KEY = tuple(KeyColumn(name=name, kind="int") for name in ("M", "N", "K"))
 BF16_KEY = (
@@ -103,12 +109,24 @@ def _family(name: str, block: bool) -> Family:
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` chooses
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give each test the marker of its kind."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Give each test the marker of its kind; without a GPU, one case of each test that needs one says so."""
     for item in items:
         kind = kind_of(item)
         if kind:
             item.add_marker(kind)
+    if torch.cuda.is_available():
+        return
+    first = {_function(item): item for item in reversed(items)}
+    left = [item for item in items if item.get_closest_marker("gpu") and first[_function(item)] is not item]
+    config.hook.pytest_deselected(items=left)
+    others = {*left}
+    items[:] = [item for item in items if item not in others]
+
+
+def _function(item: pytest.Item) -> tuple[str, bool]:
+    """The test of a case; its slow cases are a test of their own."""
+    return item.nodeid.partition("[")[0], item.get_closest_marker("slow") is not None
 
 
 def pytest_collection_finish() -> None:

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from pairwise import SLOW
 
 from gemmpipe import journal
 from gemmpipe.cli.main import main
@@ -53,7 +54,9 @@ def _timed(folder: Path) -> list[tuple[str, str, int]]:
     return [(r["problem"], r["candidate"], r["launches"]) for r in screened]
 
 
-@pytest.mark.parametrize("search", SEARCHES)
+@pytest.mark.parametrize(
+    "search", [pytest.param(each, marks=SLOW if each in ("random", "gaussian") else ()) for each in SEARCHES]
+)
 def test_each_search_resumed_goes_on_and_repeats_nothing(run: Run, search: str, faulty_words: tuple[str, ...]) -> None:
     """Six candidates and three of torch a problem, fewer than any search looks at: in the end all are timed."""
     if search == "forest":

@@ -10,6 +10,7 @@ import numpy
 import pytest
 import triton
 import yaml
+from pairwise import SLOW
 
 from gemmpipe.backends.engine_compile import compile_only_for, empty_meta
 from gemmpipe.core.data import Build, Device, Scalar
@@ -106,8 +107,8 @@ def _called(build: Build, sizes: Mapping[str, int], device: Device) -> bytes:
     ("engine", "sizes", "more"),
     [
         ("vllm", (1, 512, 1024), {}),
-        ("vllm", (39, 3000, 8192), {}),
-        ("sglang", (48, 300, 128), {}),
+        pytest.param("vllm", (39, 3000, 8192), {}, marks=SLOW),
+        pytest.param("sglang", (48, 300, 128), {}, marks=SLOW),
         ("sglang", (39, 3000, 8192), {"SWAP_AB": True}),
     ],
 )

@@ -32,7 +32,6 @@ ALWAYS = {
     "a16w16": "gfx950",
     "a4w4_blockscale": "sm_100",
     "a8w8": "sm_90",
-    "fmoe": "gfx942",
     "linear_fp8_row": "gfx950",
 }
 """Families whose first point is compiled always, for this architecture; the others, and all other points, are slow."""
