@@ -281,7 +281,6 @@ class Report(Stage):
 
 
 @pytest.mark.usefixtures("own_locks")
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_own_stages_with_a_table_of_problems(mine: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (mine / "own_stages.py").write_text(OWN_STAGES)
     for key, name in {"few_rows": "FewRows", "report": "Report"}.items():
@@ -292,9 +291,7 @@ def test_own_stages_with_a_table_of_problems(mine: Path, capsys: pytest.CaptureF
     chain = "chain=[capture,few_rows,screen,bench,select,report]"
     items = "shapes.items=[[[1,8,64],64,64]]"
     assert main([f"--config-dir={mine}", "tune", *WORDS, items, *stages, chain, "batch=1"]) == 0
-    said = capsys.readouterr()
-    assert "Ms: [1, 8] [1, 8]" in said.out
-    assert said.err.count("tables['problems']: renamed; use context.problems") == 1
+    assert "Ms: [1, 8] [1, 8]" in capsys.readouterr().out
     (written,) = (mine.parent / "outputs" / "runs" / "tune").glob("*/problems.csv")
     assert [row["M"] for row in csv.DictReader(written.open(newline=""))] == ["1", "8"]
 

@@ -15,10 +15,8 @@ from gemmpipe.core.data import Device, Problem
 from gemmpipe.core.device import NO_DEVICE, versions
 from gemmpipe.core.errors import GemmpipeError, UserError
 from gemmpipe.core.events import IDLE, Events, counted
-from gemmpipe.core.renamed import take_notices, warn
 from gemmpipe.core.signals import Interrupted, handle_signals
 from gemmpipe.executors import Usage
-from gemmpipe.family import Family
 from gemmpipe.family.environment import unused_variables
 from gemmpipe.family.problem import shape_groups
 from gemmpipe.journal import Journal, Record
@@ -39,21 +37,6 @@ if TYPE_CHECKING:
 
 StageTables = dict[str, "pd.DataFrame"]
 """Tables by name: shortlist, trials, selections, artifacts, ..."""
-_OLD_PROBLEMS = "tables['problems']"
-
-
-class _Tables(StageTables):
-    """The tables that a stage gets; stages for version 0.1.0 also read the problems as one, which gives a notice."""
-
-    def __init__(self, tables: StageTables, family: Family, problems: Sequence[Problem]) -> None:
-        super().__init__(tables)
-        self._family, self._problems = family, problems
-
-    def __missing__(self, name: str) -> "pd.DataFrame":
-        if name != "problems":
-            raise KeyError(name)
-        warn(_OLD_PROBLEMS, "context.problems", stacklevel=2)
-        return problem_frame(self._family, self._problems)
 
 
 def run_upfront_stages(plan: Plan, tables: StageTables, context: Context) -> StageTables:
@@ -186,16 +169,17 @@ def _without_partial_buckets(plan: Plan, chosen: "pd.DataFrame", missing: Sequen
 
 
 def _run_stage(plan: Plan, name: str, tables: StageTables, context: Context) -> StageTables:
-    if plan.stages[name].per_problem and not context.per_problem:
-        return {table: tables.get(table, empty_frame(table)) for table in plan.stages[name].gives}
+    """The tables of a stage. One of the user's may read the problems as a table, and return such a table."""
+    stage = plan.stages[name]
+    if stage.per_problem and not context.per_problem:
+        return {table: tables.get(table, empty_frame(table)) for table in stage.gives}
+    if not type(stage).__module__.startswith("gemmpipe."):
+        tables = {**tables, "problems": problem_frame(plan.family, context.problems)}
     start = time.monotonic()
     with context.time_account.timed(name):
-        result = dict(plan.stages[name].run(_Tables(tables, plan.family, context.problems), context))
-    if (given := result.pop("problems", None)) is not None:
-        warn(_OLD_PROBLEMS, "context.problems", stacklevel=1)
-        context.problems[:] = problems_of(plan.family, given)
-    for notice in take_notices():
-        context.events.emit("warning", notice)
+        result = dict(stage.run(tables, context))
+    if "problems" in result:
+        context.problems[:] = problems_of(plan.family, result.pop("problems"))
     context.stage_seconds[f"{name}_s"] = context.stage_seconds.get(f"{name}_s", 0.0) + time.monotonic() - start
     return result
 

@@ -208,7 +208,8 @@ class Context:
 class Stage(ABC):
     """A step of a pipeline: reads the tables of `needs`, returns the tables of `gives`.
 
-    The problems are on the context: `problems` in `needs` is a condition, in `gives` it means that `run` sets them.
+    The problems are on the context: `problems` in `needs` is a condition, in `gives` it means that `run` sets them. A
+    stage outside of gemmpipe gets them as the table `problems` too, and may return that table.
     """
 
     def __init_subclass__(cls, **kwargs: object) -> None:
