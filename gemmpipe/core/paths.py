@@ -155,11 +155,25 @@ def write_atomic(path: Path, text: str, mode: int | None = None) -> None:
     """Write `text` to `path` atomically: a reader sees the complete old or new file.
 
     A new file gets `mode` (None: 0666 minus the umask), an existing one keeps its mode. The folder is made, again if
-    another process deletes it.
+    another process deletes it. What is no file (`/dev/stdout`, a named pipe) is written to, not replaced.
 
     Raises OSError (disk full, read-only) with the old file unchanged.
     """
-    while_deleted(partial(_write, path, text, mode))
+    if _is_stream(path):
+        path.write_text(text, encoding="utf-8", newline="")
+    else:
+        while_deleted(partial(_write, path, text, mode))
+
+
+def _is_stream(path: Path) -> bool:
+    """True for a device, a pipe, and a link to an open file such as /dev/stdout: root could replace them."""
+    if path.is_symlink() and os.readlink(path).startswith("/proc/"):
+        return True
+    try:
+        mode = path.stat().st_mode
+    except OSError:
+        return False
+    return not stat.S_ISREG(mode) and not stat.S_ISDIR(mode)
 
 
 def _write(path: Path, text: str, mode: int | None) -> None:

@@ -74,7 +74,7 @@ def _rejected(data: RunData) -> Iterator[Missing]:
             f"{names.get(each.problem, each.problem)}: {each.backend} {each.config} takes {times} with "
             f"{bytes_text(each.extra_weight_bytes)} more weight memory"
         )
-        limit = "" if each.limit_pct is None else f"{each.limit_pct:.0f}"
+        limit = "LIMIT" if each.limit_pct is None else f"{each.limit_pct:.0f}"
         yield "a faster candidate with more memory", text_line(which, 400), f"{_MEMORY_KEY}{limit}"
     if more := len(data.gated[_MAX_LISTED:]):
         yield "faster candidates with more memory", f"{more:,} more", f"{_MEMORY_KEY}LIMIT"

@@ -87,7 +87,7 @@ def _matches(problem: str, wanted: Mapping[str, str]) -> bool:
 
 def product_lines(shown: ShownProduct, width: int, most: int) -> Iterator[str]:
     """The product in lines of at most `width` characters, with at most `most` candidates of the search."""
-    yield cut(printable(shown.problem), width)
+    yield from wrapped(printable(shown.problem), width, "    ")
     if shown.row is not None:
         yield ""
         yield from aligned(choice_columns(shown.data, [shown.row]), width)
@@ -148,7 +148,8 @@ def _memory_lines(trials: Sequence[Trial], shown: ShownProduct, width: int) -> I
         return
     faster = [t for t in trials if t.time_us is not None and t.time_us < chosen.time_us]
     if any(t.extra_weight_bytes > chosen.extra_weight_bytes for t in faster):
-        yield cut("faster ones need more memory for the weight than stages.select.max_extra_weight_pct allows", width)
+        text = "faster ones need more memory for the weight than stages.select.max_extra_weight_pct allows"
+        yield from wrapped(text, width, "    ")
 
 
 def _name(trial: Trial) -> tuple[str, str]:

@@ -122,3 +122,18 @@ def test_a_file_in_place_of_a_folder_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "outputs").write_text("")
     with pytest.raises(FileExistsError):
         make_folder(tmp_path / "outputs")
+
+
+def test_what_is_no_file_is_written_to_and_not_replaced(tmp_path: Path) -> None:
+    pipe, link, shown = tmp_path / "pipe", tmp_path / "stdout", tmp_path / "shown"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    write_atomic(pipe, "text")
+    assert os.read(reader, 100) == b"text"
+    assert pipe.is_fifo()
+    os.close(reader)
+    with shown.open("w") as stream:
+        link.symlink_to(f"/proc/self/fd/{stream.fileno()}")
+        write_atomic(link, "page")
+    assert link.is_symlink()
+    assert shown.read_text() == "page"

@@ -36,5 +36,12 @@ def test_faster_candidates_with_a_copy_of_the_weight_say_why_they_are_not_chosen
     found = {column.title: column.cells for column in _columns(trials, shown(CONVERT))}
     assert found[""] == ("", "*")
     assert found.get("weight memory") == (("+20.0 MiB", "") if said else None)
-    assert len(list(_memory_lines(trials, shown(CONVERT), 120))) == said
+    assert bool(list(_memory_lines(trials, shown(CONVERT), 120))) == said
     assert list(_memory_lines(trials, shown(COPY), 120)) == []
+
+
+def test_why_a_faster_candidate_is_not_the_choice_is_said_whole_at_80_columns() -> None:
+    trials = [trial(COPY, 1.0, 20 << 20), trial(CONVERT, 30.0, 0)]
+    lines = list(_memory_lines(trials, shown(CONVERT), 80))
+    assert all(len(line) <= 80 for line in lines)
+    assert " ".join(" ".join(lines).split()).endswith("stages.select.max_extra_weight_pct allows")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from gemmpipe.core.data import median
 from gemmpipe.core.errors import suggest_or_list
 from gemmpipe.core.events import counted
+from gemmpipe.core.units import time_text
 from gemmpipe.stages.compare.entries import AUTOTUNE, TUNED
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ NOTES = {
     COPIED: f"+ keeps a copy of the weight, which takes more memory: does not count for '{LIBRARY}' and '{PEER}'",
 }
 _MOST_LINES = 20
+_NO_GPU = ("unsupported: no GPU", "unsupported: no NVIDIA GPU")
 _MOST_NAMES = 6
 """A backend with more names is one entry of the summary, its fastest candidate on each problem."""
 
@@ -126,7 +128,7 @@ def _ratio_table(regimes: "pd.DataFrame", marked: Mapping[str, str]) -> list[str
     """A row per name, a column per regime; times instead of ratios where nothing is tuned."""
     ratio = "over_tuned" if regimes["over_tuned"].notna().any() else "us"
     shown = regimes.dropna(subset=[ratio])
-    what = "time over the tuned choice's" if ratio == "over_tuned" else "us, as nothing is tuned here"
+    what = "time over the tuned choice's" if ratio == "over_tuned" else "time, as nothing is tuned here"
     labels = list(dict.fromkeys(shown["regime"]))
     rows = [[f"{what}: geomean (least to most)", *labels]]
     for name, part in shown.groupby("name", sort=False):
@@ -138,8 +140,9 @@ def _ratio_table(regimes: "pd.DataFrame", marked: Mapping[str, str]) -> list[str
 
 
 def _span(row: "Mapping[Hashable, Any]", ratio: str) -> str:
-    mean, least, most = (row[f"{ratio}{of}"] for of in ("", "_least", "_most"))
-    return f"{mean:.2f}" if least == most else f"{mean:.2f} ({least:.2f} to {most:.2f})"
+    values = [row[f"{ratio}{of}"] for of in ("", "_least", "_most")]
+    mean, least, most = (time_text(value) if ratio == "us" else f"{value:.2f}" for value in values)
+    return mean if least == most else f"{mean} ({least} to {most})"
 
 
 def _baseline_table(regimes: "pd.DataFrame", name: str) -> list[str]:
@@ -157,6 +160,8 @@ def _baseline_table(regimes: "pd.DataFrame", name: str) -> list[str]:
             "tuned over the floor (most)",
         ]
     ]
+    if not regimes[["over_own_of", "over_tuned_of"]].to_numpy().any():
+        return []  # without an own kernel and a choice it is compared with nothing
     for label, part in regimes.groupby("regime", sort=False):
         by_name = {str(r["name"]): r for r in part.to_dict("records")}
         other, tuned = by_name.get(name, {}), by_name.get(TUNED, {})
@@ -205,11 +210,16 @@ def _untimed_lines(compared: "pd.DataFrame") -> list[str]:
     for row in compared[compared["us"].isna()].to_dict("records"):
         reason = f"{row['status']}: {row['error']}"
         kinds.setdefault((str(row["name"]), ":".join(reason.split(":")[:2])), []).append(reason)
+    no_gpu = [name for (name, _), reasons in kinds.items() if reasons[0].startswith(_NO_GPU)]
+    joined = no_gpu if len(no_gpu) > 1 else []  # on a CPU most entries: one line for all
     shown: dict[str, list[str]] = {}
     for (name, _), reasons in kinds.items():
+        if name in joined and reasons[0].startswith(_NO_GPU):
+            continue
         alike = "" if len(set(reasons)) == 1 else ", or similar"
         shown.setdefault(f"{reasons[0]}{alike} ({counted(len(reasons), 'problem')})", []).append(name)
-    return [f"not timed: {', '.join(names)}: {reason}" for reason, names in shown.items()]
+    without = [f"not timed without a GPU: {', '.join(joined)} (compared.csv has why)"] if joined else []
+    return [*(f"not timed: {', '.join(names)}: {reason}" for reason, names in shown.items()), *without]
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
