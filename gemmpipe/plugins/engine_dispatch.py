@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from gemmpipe.core.data import Device
 from gemmpipe.core.errors import UserError
 from gemmpipe.plugins.tuned_products import reads_weight_as_given
 from gemmpipe.runtime.binding import GemmCall, is_capturing
@@ -61,7 +62,23 @@ class EngineKernel:
 
 _KERNELS: dict[str, EngineKernel] = {}
 _DISPATCHES: dict[tuple[str, str], "EngineDispatch"] = {}
+_LOADING: list[Callable[[], bool]] = []
 _LOCK = threading.Lock()
+
+
+def look_up_unless(loading: Callable[[], bool]) -> None:
+    """While `loading()` is true, keys that have not been called before have the engine's kernel.
+
+    An engine that loads weights into a pool of its own may discard all of the pool later: memory that launches keep,
+    as arrival counters, must not be made there.
+    """
+    if loading not in _LOADING:
+        _LOADING.append(loading)
+
+
+def may_look_up(device: Device) -> bool:
+    """True if a key may be looked up now, and its candidate compiled and run."""
+    return not is_capturing(device) and not any(loading() for loading in _LOADING)
 
 
 def register_kernel(kernel: EngineKernel) -> str:
@@ -126,7 +143,7 @@ class EngineDispatch(Dispatch):
     """A dispatch with the engine's kernel in place of gemmpipe's default configurations.
 
     Inside a graph capture a key that has not been called before has the engine's kernel, since nothing may be compiled
-    or loaded there; it is looked up at its next call outside.
+    or loaded there; it is looked up at its next call outside. The same holds while weights are loaded.
     """
 
     kernel: EngineKernel
@@ -141,7 +158,7 @@ class EngineDispatch(Dispatch):
         assert self.kernel.quantise is not None
         sizes = (x.shape[:-1].numel(), *w.shape)
         answered = self.answered.get(sizes)
-        if answered is None and not is_capturing(device_by_index(x.get_device())):
+        if answered is None and may_look_up(device_by_index(x.get_device())):
             answered = self._look_up(sizes, x, w, w_scale, out_dtype)
         if not answered:
             return self.kernel.from_16bit(x, w, None, w_scale, None)
@@ -150,7 +167,7 @@ class EngineDispatch(Dispatch):
 
     def first_call(self, key: CallKey, request: BindRequest) -> torch.Tensor:
         """Run the first call of a key, by a row or by the engine's kernel, and keep it."""
-        if is_capturing(request.device):
+        if not may_look_up(request.device):
             return request.run(self.kernel.call)
         with self.lock:
             call = self.calls.get(key)

@@ -11,8 +11,7 @@ import torch
 from gemmpipe.core.data import Device, Problem
 from gemmpipe.core.errors import UserError
 from gemmpipe.family import GemmSpec
-from gemmpipe.plugins.engine_dispatch import MAX_KEYS, tuned_call
-from gemmpipe.runtime.binding import is_capturing
+from gemmpipe.plugins.engine_dispatch import MAX_KEYS, may_look_up, tuned_call
 from gemmpipe.runtime.cache import BindRequest, CallKey
 from gemmpipe.runtime.dispatch import Dispatch, dispatch_of
 from gemmpipe.runtime.moe import MixtureCall, RoutedOperands, run_mixture
@@ -68,7 +67,7 @@ class ExpertsDispatch(Dispatch):
 
     def first_call(self, key: CallKey, request: BindRequest) -> torch.Tensor:
         """Run the first call of a key by a row, and keep it. Raises NotAnswered."""
-        if is_capturing(request.device):
+        if not may_look_up(request.device):
             raise NotAnswered
         with self.lock:
             call: MixtureCall | None = self.calls.get(key)

@@ -9,6 +9,7 @@ with it, nor the other way round.
 import logging
 import multiprocessing
 import re
+import sys
 from collections.abc import Callable
 from importlib import import_module
 from typing import Any
@@ -55,10 +56,12 @@ def set_up() -> str:
     engine = f"vLLM {version}"
     if reason := inactive_reason(scope, version):
         return inactive_line(engine, reason, scope.errors)
+    from gemmpipe.plugins.engine_dispatch import look_up_unless
     from gemmpipe.plugins.operators import register_plugin_operators
     from gemmpipe.plugins.vllm_notice import NOTICE
 
     register_plugin_operators()
+    look_up_unless(is_loading)
     NOTICE.start(engine, scope)
     installed = [
         NOTICE.attempt(LINEAR, "gemmpipe.plugins.vllm_linear"),
@@ -69,6 +72,12 @@ def set_up() -> str:
         return inactive_line(engine, "; ".join(dict.fromkeys(NOTICE.reasons.values())), scope.errors)
     add_cache_factor(scope)
     return ""
+
+
+def is_loading() -> bool:
+    """True while vLLM loads weights into the pool that a sleep of level 2 discards; MLA calls a layer then."""
+    allocator = getattr(sys.modules.get("vllm.device_allocator.cumem"), "CuMemAllocator", None)
+    return getattr(getattr(allocator, "instance", None), "current_tag", "") == "weights"
 
 
 def vllm_scope() -> Scope:

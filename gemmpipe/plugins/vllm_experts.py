@@ -67,6 +67,7 @@ def install() -> None:
 def is_eligible(experts: Any) -> bool:
     """True if rows may answer for these experts; found once, and without an active LoRA."""
     if getattr(experts, "_lora_context", None) is not None:
+        NOTICE.leave(EXPERTS, "LoRA")
         return False
     known = getattr(experts, _ELIGIBLE, None)
     if known is None:

@@ -129,9 +129,11 @@ class Notice:
     def leave(self, product: str, reason: str) -> None:
         """Log once why a layer that has rows is left to the engine."""
         text = f"{product}: {reason}"
-        if text not in self._left and _is_first_of_node():
-            _LOG.info("gemmpipe: left to the engine: %s", text)
+        if text in self._left:
+            return
         self._left.add(text)
+        if _is_first_of_node():
+            _LOG.info("gemmpipe: left to the engine: %s", text)
 
     def _takeover(self, name: str, device: Device) -> Takeover:
         kind, family = PRODUCTS[name]

@@ -46,7 +46,7 @@ def pretend_an_h200(stack: ExitStack) -> Any:
         stack.enter_context(mock.patch(f"gemmpipe.{name}", return_value=device))
     for module in ("binding", "moe"):
         stack.enter_context(mock.patch(f"gemmpipe.runtime.{module}.device_context", return_value=nullcontext()))
-    for module in ("plugins.engine_dispatch", "plugins.engine_experts", "runtime.binding"):
+    for module in ("plugins.engine_dispatch", "runtime.binding"):
         stack.enter_context(mock.patch(f"gemmpipe.{module}.is_capturing", return_value=False))
     stack.enter_context(mock.patch("gemmpipe.core.device.get_arch", return_value="sm_90"))
     return device
@@ -105,7 +105,7 @@ def block_weight(n: int, k: int, seed: int) -> Any:
 
 
 def error(out: Any, expected: Any) -> float:
-    return float((out.float() - expected).norm() / expected.norm())
+    return float((out.detach().float() - expected).norm() / expected.norm())
 
 
 def linear_layer(quantised: Any) -> Any:
@@ -262,8 +262,8 @@ def compiled(folder: Path, device: Any) -> dict[str, Any]:
     return found
 
 
-def row_linear(folder: Path, device: Any) -> dict[str, Any]:
-    """A kernel by row as compressed-tensors builds it, on vLLM's torch kernel."""
+def row_layer() -> tuple[Any, Any]:
+    """(layer with a kernel by row as compressed-tensors builds it, on vLLM's torch kernel; its weight in fp32)."""
     import torch
     import vllm.model_executor.kernels.linear as kernels
     from vllm.model_executor.layers.quantization.utils.quant_utils import kFp8DynamicTokenSym, kFp8StaticChannelSym
@@ -283,10 +283,16 @@ def row_linear(folder: Path, device: Any) -> dict[str, Any]:
     layer.weight = torch.nn.Parameter(weight.t(), requires_grad=False)
     layer.weight_scale = torch.nn.Parameter(scale, requires_grad=False)
     layer.input_scale = None
-    layer.quant_method = SimpleNamespace(apply=lambda layer, x: kernel.apply_weights(layer, x))
+    layer.quant_method = SimpleNamespace(apply=lambda layer, x: kernel.apply_weights(layer, x), kernel=kernel)
     kernel.process_weights_after_loading(layer)
+    return layer, weight.float() * scale
+
+
+def row_linear(folder: Path, device: Any) -> dict[str, Any]:
+    layer, exact = row_layer()
+    kernel = layer.quant_method.kernel
     found = {"kernel": [c.__name__ for c in type(kernel).__mro__[:3]], "name": kernel.gemmpipe_kernel}
-    return {**found, "steps": steps_of(layer, weight.float() * scale, (1, 16, 9, 40))}
+    return {**found, "steps": steps_of(layer, exact, (1, 16, 9, 40))}
 
 
 def bf16_linear(folder: Path, device: Any) -> dict[str, Any]:
@@ -479,6 +485,8 @@ def start_lines(folder: Path, device: Any) -> dict[str, Any]:
         with set_current_vllm_config(config):
             NOTICE.announce()
             NOTICE.announce()
+    log.removeHandler(handler)
+    NOTICE.start("vLLM test", read_scope("GEMMPIPE_VLLM"))
     return {"lines": lines}
 
 
@@ -529,6 +537,13 @@ CASES: dict[str, Callable[[Path, Any], dict[str, Any]]] = {
 }
 
 
+def states() -> dict[str, Callable[[Path, Any], dict[str, Any]]]:
+    """The cases of `_vllm_states.py`, which imports this module."""
+    from _vllm_states import STATES
+
+    return {case.__name__: case for case in STATES}
+
+
 def main(sources: str, packages: str, folder: str) -> None:
     import_vllm(Path(sources), Path(packages))
     from vllm.config import set_current_vllm_config
@@ -541,16 +556,17 @@ def main(sources: str, packages: str, folder: str) -> None:
     with ExitStack() as stack:
         device = pretend_an_h200(stack)
         sizes = [{"M": m, "N": N, "K": K} for m in (1, 16)]
-        write_rows(place, device, "a16w16", sizes, None)
+        write_rows(place, device, "a16w16", [*sizes, *({**size, "bias": True} for size in sizes)], None)
         write_rows(place, device, "a8w8_blockscale", sizes, None)
         write_rows(place, device, "a8w8", sizes, "float8_e4m3fn")
         tokens = [{**EXPERTS, "token": 4, "q_type": q} for q in ("none", "per_1x128")]
         write_rows(place, device, "fmoe", tokens, None)
+        os.environ["GEMMPIPE_VLLM"] = "linear,moe,quantise"
         inactive = plugin.set_up()
         assert not inactive, inactive
         found = {"forced_backend": forced_backend(place, device)}
         with set_current_vllm_config(settings()):
-            found |= {name: case(place, device) for name, case in CASES.items()}
+            found |= {name: case(place, device) for name, case in {**CASES, **states()}.items()}
     print(json.dumps(found))
 
 

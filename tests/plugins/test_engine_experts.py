@@ -10,7 +10,7 @@ from executed_lines import steps
 from gemmpipe.family import KernelDefaults, load_family
 from gemmpipe.family.problem import make_problem
 from gemmpipe.family.reference import error_ratio
-from gemmpipe.plugins import engine_experts as module
+from gemmpipe.plugins import engine_dispatch
 from gemmpipe.plugins.engine_experts import engine_experts
 from gemmpipe.runtime import dispatch_report
 from gemmpipe.runtime.moe import RoutedOperands
@@ -74,7 +74,7 @@ def test_in_a_graph_capture_only_known_keys_are_tuned(rows, monkeypatch: pytest.
     rows("fmoe", "torch", {"method": "expert_loop"}, {**SIZES, "token": 5})
     _, given = made(5)
     out = torch.empty(5, 128, dtype=torch.bfloat16)
-    monkeypatch.setattr(module, "is_capturing", lambda device: True)
+    monkeypatch.setattr(engine_dispatch, "is_capturing", lambda device: True)
     assert not engine_experts().run(given, out)
     monkeypatch.undo()
     assert engine_experts().run(given, out)
