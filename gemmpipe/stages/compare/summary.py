@@ -130,13 +130,14 @@ def _ratio_table(regimes: "pd.DataFrame", marked: Mapping[str, str]) -> list[str
     shown = regimes.dropna(subset=[ratio])
     what = "time over the tuned choice's" if ratio == "over_tuned" else "time, as nothing is tuned here"
     labels = list(dict.fromkeys(shown["regime"]))
-    rows = [[f"{what}: geomean (least to most)", *labels]]
+    rows = [["", *labels]]
     for name, part in shown.groupby("name", sort=False):
         by_label = {str(r["regime"]): r for r in part.to_dict("records")}
         mark = f" {marked[str(name)]}" if name in marked else ""
         rows.append([f"  {name}{mark}", *(_span(by_label[x], ratio) if x in by_label else "-" for x in labels)])
     used = "".join(marked.get(str(name), "") for name in shown["name"])
-    return [*_aligned(rows), *(f"  {note}" for mark, note in NOTES.items() if mark in used)]
+    title = f"{what}: geomean (least to most)"  # on a line of its own: the first column is that of the names
+    return [title, *_aligned(rows), *(f"  {note}" for mark, note in NOTES.items() if mark in used)]
 
 
 def _span(row: "Mapping[Hashable, Any]", ratio: str) -> str:
