@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from gemmpipe.core.errors import printable
 from gemmpipe.core.events import counted
@@ -197,6 +197,13 @@ def knobs_text(config: str) -> str:
     rest = {name: value for name, value in knobs.items() if name not in _KNOB_MARKS and value not in ("", None)}
     others = [value if isinstance(value, str) else f"{name}={value}" for name, value in rest.items()]
     return printable(" ".join(part for part in (text, *others) if part))
+
+
+def knobs_legend(configs: Iterable[str]) -> str:
+    """What the marks of abbreviated knobs mean: `BLOCK_SIZE_M x N x K, g GROUP_SIZE_M, ...`; empty without any."""
+    used = {name for config in configs for name in _knobs(config)}
+    marks = [f"{mark.strip()} {name}" for name, mark in _KNOB_MARKS.items() if name in used and mark.strip(" x")]
+    return ", ".join(["BLOCK_SIZE_M x N x K", *marks]) if marks else ""
 
 
 def as_json(found: Difference, fail_above_pct: float | None = None) -> str:

@@ -12,7 +12,7 @@ from gemmpipe.report.attention import records
 from gemmpipe.report.data import TABLE, RunData
 from gemmpipe.report.diff_text import knobs_text
 from gemmpipe.report.lines import wrapped
-from gemmpipe.report.show_text import choice_columns, product_object
+from gemmpipe.report.show_text import choice_columns, legend_lines, product_object
 from gemmpipe.report.tables import origin_text
 from gemmpipe.report.text_table import Column, aligned, cut
 from gemmpipe.report.trial_frame import ProblemTrials, by_problem, statuses
@@ -91,6 +91,7 @@ def product_lines(shown: ShownProduct, width: int, most: int) -> Iterator[str]:
     if shown.row is not None:
         yield ""
         yield from aligned(choice_columns(shown.data, [shown.row]), width)
+        yield from (part for text in legend_lines([shown.row]) for part in wrapped(text, width, "    "))
     if shown.trials is None:
         if shown.row is not None and shown.data.state == TABLE:
             yield from wrapped(printable(origin_text(shown.row)), width, "    ")
@@ -98,7 +99,9 @@ def product_lines(shown: ShownProduct, width: int, most: int) -> Iterator[str]:
         return
     finals = _ranked(shown.trials.finals)
     if finals:
-        yield from ("", f"finals: {counted(len(finals), 'candidate')}")
+        early = sum(trial.status != "ok" for trial in finals)
+        left = f"; the last {early:,} left the race early" if early else ""
+        yield from ("", f"finals: {counted(len(finals), 'candidate')}{left}")
         yield from aligned(_columns(finals, shown), width)
         yield from _memory_lines(finals, shown, width)
     search = _ranked(shown.trials.search)

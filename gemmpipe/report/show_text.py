@@ -11,7 +11,7 @@ from gemmpipe.core.files import is_number
 from gemmpipe.core.units import MISSING, duration_text, percent_text, speedup_text, time_text
 from gemmpipe.report.attention import attention_lines, records
 from gemmpipe.report.data import TABLE, RunData
-from gemmpipe.report.diff_text import knobs_text
+from gemmpipe.report.diff_text import knobs_legend, knobs_text
 from gemmpipe.report.lines import wrapped
 from gemmpipe.report.remains import missing
 from gemmpipe.report.results import RegimeResult, run_figures
@@ -101,7 +101,13 @@ def choice_lines(data: RunData, width: int) -> list[str]:
     rows = records(data.products)
     if not rows:
         return ["no product has a choice"]
-    return aligned(choice_columns(data, rows), width)
+    return [*aligned(choice_columns(data, rows), width), *legend_lines(rows)]
+
+
+def legend_lines(rows: Sequence[Mapping[Any, Any]]) -> list[str]:
+    """The meaning of the abbreviated knobs of these choices, if there are any."""
+    legend = knobs_legend(str(row["config"] or "") for row in rows)
+    return [f"({legend})"] if legend else []
 
 
 def choice_columns(data: RunData, rows: Sequence[Mapping[Any, Any]]) -> list[Column]:

@@ -1,12 +1,17 @@
 """One product of a run as text: candidates that need more memory for the weight say so."""
 
+import json
+from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from report_runs import write_recorded_run
 
 from gemmpipe.core.data import Candidate, Status, Trial, canonical_json
-from gemmpipe.report.show_product import ShownProduct, _columns, _memory_lines
+from gemmpipe.report.reading import read_run
+from gemmpipe.report.show_product import ShownProduct, _columns, _memory_lines, find_product, product_lines
 
 CONVERT = Candidate.of("torch", {"method": "float32_convert"})
 COPY = Candidate.of("torch", {"method": "bfloat16_copy"})
@@ -45,3 +50,22 @@ def test_why_a_faster_candidate_is_not_the_choice_is_said_whole_at_80_columns() 
     lines = list(_memory_lines(trials, shown(CONVERT), 80))
     assert all(len(line) <= 80 for line in lines)
     assert " ".join(" ".join(lines).split()).endswith("stages.select.max_extra_weight_pct allows")
+
+
+def test_the_finals_say_which_left_early_and_what_the_knobs_are(tmp_path: Path) -> None:
+    write_recorded_run(tmp_path, problems=1, candidates=40)
+    data = read_run(tmp_path)
+    product = find_product(data, {"m": str(data.products["rows"][0])})
+    lines = list(product_lines(product, 80, 5))
+    knobs = json.loads(product.row["config"])  # type: ignore[index]
+    assert {"GROUP_SIZE_M", "num_warps"} <= set(knobs)
+    legend = " ".join(" ".join(lines[2:6]).split())
+    assert "(BLOCK_SIZE_M x N x K, g GROUP_SIZE_M, " in legend
+    assert ", w num_warps, " in legend
+    assert product.trials is not None
+    finals = product.trials.finals
+    early = replace(finals[0], trial=replace(finals[0].trial, status=Status.PRUNED))
+    pruned = replace(product, trials=replace(product.trials, finals=[early, *finals[1:]]))
+    said = f"finals: {len(finals)} candidates"
+    assert said in lines
+    assert f"{said}; the last 1 left the race early" in product_lines(pruned, 80, 5)
