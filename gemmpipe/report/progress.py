@@ -154,8 +154,10 @@ class RunProgress:
         return f"{count_text(self.done)} of {about}{count_text(self.total)} {self.unit}"
 
     def left_text(self, now: float) -> str:
-        """`about 25 s left`; empty while it is not known."""
+        """`about 25 s left`; empty while it is not known; after a budget, that the last problem is finished."""
         left_s = self.left_s(now)
+        if self._budget_ends is not None and left_s == 0:
+            return "budget spent, finishing"
         return f"about {rough_duration_text(left_s)} left" if left_s is not None else ""
 
     def line(self, now: float) -> str:

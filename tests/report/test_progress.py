@@ -80,6 +80,8 @@ def test_a_budget_ends_the_run_whatever_the_work_lets_expect() -> None:
     progress.take(Event(kind="progress", done=1, total=100, share=0.1, left_s=50.0), 10.0)
     assert progress.left_s(12.0) == 48.0
     assert progress.left_s(99.0) == 0.0
+    assert progress.left_text(58.0) == "about 2 s left"
+    assert progress.left_text(99.0) == "budget spent, finishing"
     progress.take(Event(kind="progress", done=50, total=100, share=0.5), 20.0)
     assert progress.left_s(20.0) == pytest.approx(20 + 20), "as the work lets expect again"
 
