@@ -133,7 +133,8 @@ def interval_chart(
 
 
 def _interval(row: Interval, x: Axis, y_px: float, left: float, colours: Colours) -> Markup:
-    parts = [tag("text", text_line(row.label, 80), x=left - 8, y=y_px + 4, text_anchor="end")]
+    label = text_line(row.label, max(12, int((left - 12) / CHAR_PX)))
+    parts = [tag("text", label, x=left - 8, y=y_px + 4, text_anchor="end")]
     if row.low is not None and row.high is not None:
         a, b = number(x.at(row.low)), number(x.at(row.high))
         ends = f"M{a} {number(y_px - 4)}v8M{b} {number(y_px - 4)}v8"

@@ -55,9 +55,8 @@ def candidates_section(
         tag("option", product_name(rows[name]) + _option_note(rows[name]), value=target)
         for name, target in shown.items()
     ]
-    chooser = tag(
-        "p", tag("label", "Product (M, N x K): ", tag("select", join(options), id="product")), class_="chooser"
-    )
+    label = f"Product (M, {data.shape_title}): "
+    chooser = tag("p", tag("label", label, tag("select", join(options), id="product")), class_="chooser")
     panels = [
         _panel(rows[name], parts[name], target, colours, most_points, hidden=index > 0)
         for index, (name, target) in enumerate(shown.items())

@@ -127,6 +127,14 @@ def test_tables_of_knobs_show_all_columns(browser: Any, run_page: Path, width: i
     page.close()
 
 
+def test_the_steps_of_the_space_are_not_cut_on_a_narrow_page(browser: Any, run_page: Path) -> None:
+    page, _ = _open(browser, run_page, width=400)
+    widths = "() => [...document.querySelectorAll('.funnel')].map(f => [f.scrollWidth, f.parentElement.clientWidth])"
+    ((needed, given),) = page.evaluate(widths)
+    assert needed <= given
+    page.close()
+
+
 def test_labels_of_an_axis_do_not_overlap(browser: Any, table_page: Path) -> None:
     page, _ = _open(browser, table_page)
     overlaps = page.evaluate(
