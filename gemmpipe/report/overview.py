@@ -257,13 +257,8 @@ def time_over_m(data: RunData, colours: Colours, most_shapes: int) -> Section | 
     rows = records(data.products)
     if not rows:
         return None
-    shapes: dict[str, list[Mapping[Hashable, Any]]] = {}
-    for row in rows:
-        shapes.setdefault(str(row["shape"]), []).append(row)
-    drawn = [_shape_chart(shape, part, colours) for shape, part in list(shapes.items())[:most_shapes]]
-    shown = (
-        [TUNED] + [LIBRARY] * any(r["library"] in COMPARABLE for r in rows) + [FLOOR] * any(r["floor_us"] for r in rows)
-    )
+    shapes = by_shape(rows)
+    drawn = [shape_chart(shape, part, colours) for shape, part in list(shapes.items())[:most_shapes]]
     left_out = len(shapes) - len(drawn)
     note = tag("p", f"{left_out:,} more shapes are left out here.", class_="note") if left_out > 0 else None
     header = (
@@ -297,13 +292,27 @@ def time_over_m(data: RunData, colours: Colours, most_shapes: int) -> Section | 
     lead = (
         "Logarithmic axes; ticks at the Ms of the run. The band is from the 20 % to the 80 % quantile of the samples."
     )
-    body = join(
-        [legend(shown, colours), figure("Time of one call", grid, table), note, _all_choices(data.shape_title, rows)]
-    )
+    choices = _all_choices(data.shape_title, rows)
+    body = join([legend(drawn_names(rows), colours), figure("Time of one call", grid, table), note, choices])
     return Section(id="time", title="Time over M", body=body, lead=lead)
 
 
-def _shape_chart(shape: str, rows: Rows, colours: Colours) -> Markup:
+def by_shape(rows: Rows) -> dict[str, list[Mapping[Hashable, Any]]]:
+    """The products of each shape, in their order."""
+    shapes: dict[str, list[Mapping[Hashable, Any]]] = {}
+    for row in rows:
+        shapes.setdefault(str(row["shape"]), []).append(row)
+    return shapes
+
+
+def drawn_names(rows: Rows) -> list[str]:
+    """The names of the lines of time over M."""
+    library, floor = any(r["library"] in COMPARABLE for r in rows), any(r["floor_us"] for r in rows)
+    return [TUNED, *([LIBRARY] if library else []), *([FLOOR] if floor else [])]
+
+
+def shape_chart(shape: str, rows: Rows, colours: Colours) -> Markup:
+    """Time over M of one shape: the choice with the spread of its samples, the best library, the floor."""
     rows = sorted(rows, key=lambda r: r["rows"])
     lines = [
         Series(
