@@ -19,7 +19,15 @@ from gemmpipe.journal import Record
 from gemmpipe.report.data import Excluded, Gated, Resource, RunData, TimedBuild, TimedTrial
 from gemmpipe.report.product_table import knob_text, product_frame
 from gemmpipe.report.provisional import provisional_rows
-from gemmpipe.report.run_folder import FINISHED, INTERRUPTED, SELECTIONS, describe_run, nothing_timed, read_manifest
+from gemmpipe.report.run_folder import (
+    FINISHED,
+    INTERRUPTED,
+    KILLED,
+    SELECTIONS,
+    describe_run,
+    nothing_timed,
+    read_manifest,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -66,7 +74,7 @@ def read_run(folder: Path, *, importable: frozenset[str] = frozenset()) -> RunDa
         undecided=_texts(manifest.get("undecided")),
         captured=_is_captured(config),
         has_times=any(entry.t_s is not None for entry in record.log),
-        wall_s=facts.wall_s or None,
+        wall_s=_last_t_s(record) if facts.state == KILLED else facts.wall_s or None,
         started=facts.started,
         command=printable(facts.command),
         exit_code=facts.exit_code,
@@ -134,6 +142,13 @@ def _offsets(record: Record) -> list[float]:
     for entry in record.log:
         ends[entry.session] = max(ends[entry.session], entry.t_s or 0.0)
     return [sum(ends[:index]) for index in range(len(ends))]
+
+
+def _last_t_s(record: Record) -> float | None:
+    """When the last row of the last session was written, in seconds since it began; a copied file has another time."""
+    return (
+        max((entry.t_s or 0.0 for entry in record.log if entry.session == len(record.sessions) - 1), default=0) or None
+    )
 
 
 def _timed_trials(record: Record) -> Iterator[TimedTrial]:

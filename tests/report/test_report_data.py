@@ -86,6 +86,7 @@ def test_times_of_sessions_follow_each_other(tmp_path: Path, monkeypatch: pytest
     assert [each.t_s for each in data.trials[-4:]] == [2.5, 4.0, 6.5, 8.0]
     assert data.sessions == 3
     assert data.has_times
+    assert (data.state, data.wall_s) == (KILLED, 4.0), "of the last session, whenever the file was copied"
 
 
 def test_a_journal_of_before_has_no_times(tmp_path: Path) -> None:
