@@ -51,6 +51,8 @@ class Shot:
     width: int = 1000
     height: int = 900
     dark: bool = False
+    notebook: bool = False
+    """True for what a notebook shows of the run, in place of its report; the sections are ids of that page."""
 
 
 SHOTS: Mapping[str, Shot] = {
@@ -64,6 +66,7 @@ SHOTS: Mapping[str, Shot] = {
     "report_ties": Shot(first="ties", last="ties"),
     "report_wall": Shot(first="wall", last="wall"),
     "report_conditions": Shot(first="conditions", last="conditions"),
+    "notebook": Shot(first="top", last="output", width=900, height=556, notebook=True),
 }
 
 
@@ -239,9 +242,24 @@ def _page(shot: Shot) -> Iterator[Any]:
         browser = play.chromium.launch(executable_path=program, args=flags)
         scheme = "dark" if shot.dark else "light"
         page = browser.new_page(viewport={"width": shot.width, "height": 900}, color_scheme=scheme)
-        page.goto(REPORT.as_uri())
+        if shot.notebook:
+            page.set_content(_notebook_page())
+        else:
+            page.goto(REPORT.as_uri())
         yield page
         browser.close()
+
+
+def _notebook_page() -> str:
+    """What a notebook shows of the run on an H200, with the cell above it."""
+    import gemmpipe
+
+    with _folder() as folder:
+        run = gemmpipe.load(unpack(folder))
+        shown = _anonymous(run._repr_html_(), folder)
+    cell = '<pre style="background:#f3f3f3;padding:8px;margin:0 0 8px">gemmpipe.load("last")</pre>'
+    style = "margin:0;padding:12px;background:#fff;color:#1a1a1a;font:14px sans-serif"
+    return f'<body data-jp-theme-light="true" style="{style}">{cell}<div id="output">{shown}</div>'
 
 
 def _webp(shot: Shot) -> bytes:

@@ -36,7 +36,7 @@ def write_recorded_run(folder: Path, *, problems: int = 4, candidates: int = 60,
         journal.build(name, facts)
     for number, (problem, outcomes) in enumerate(chosen):
         journal.write("conditions", device="GPU-0", sm_mhz=1980, memory_mhz=3201, temperature_c=38, power_w=120.5)
-        part = dict(list(outcomes.items())[:: max(1, len(outcomes) // candidates)][:candidates])
+        part = dict(list(outcomes.items())[:: max(1, len(outcomes) // max(1, candidates))][:candidates])
         for candidate, outcome in part.items():
             journal.trial(_trial("screen", problem.id, candidate, outcome))
         if finals is None or number < finals:

@@ -55,7 +55,6 @@ SHORT = {
     "formats/findings.py": "shared by two readers of engines' files",
     "listeners/figures.py": "shared by trackers",
     "listeners/json_stream.py": "one listener",
-    "listeners/wandb.py": "one listener",
     "pipeline/listening.py": "between the run and its listeners",
     "runtime/capture/routing.py": "loads torch, which the recorder of products does not",
     "plugins/operators.py": "operators alone: they load torch's compiler",

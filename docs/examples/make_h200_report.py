@@ -1,7 +1,8 @@
 """Write h200_report.html beside this file: the report of the run in h200_run.tar.xz, measured on an H200 on 2026-11-23.
 
 Run it from the root of the checkout: python docs/examples/make_h200_report.py
-The run: gemmpipe kernel=a8w8_blockscale shapes=llama70b retune=true, with an empty compile cache.
+The run: gemmpipe kernel=a8w8_blockscale shapes=llama70b retune=true, with an empty compile cache. Its times are from
+before separate launches, which the page says.
 """
 
 import os

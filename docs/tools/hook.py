@@ -14,8 +14,8 @@ from mkdocs.structure.pages import Page
 ROOT = Path(__file__).parents[2]
 TOP_LEVEL = {"CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
 """Documents next to `docs/`, with their names on the site."""
-_OUTSIDE = re.compile(r"\[([^\]]*)\]\((?:\.\./)+examples/[^)]*\)")
-"""Links to files of the repository that are no pages: on the site they become plain text."""
+_EXAMPLE = re.compile(r"\[([^\]]*)\]\(((?:\.\./)+)examples/([^)]*)\)")
+"""Links to examples: those of the repository, and scripts, are not on the site, and become plain text there."""
 _LINK = re.compile(r"\]\(([^)#\s:]+)(#[^)\s]+)?\)")
 
 
@@ -31,8 +31,13 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     up = "../" * page.file.src_uri.count("/")
     for name, target in TOP_LEVEL.items():
         markdown = markdown.replace(f"]({up}../{name}", f"]({up}{target}")
-    markdown = _OUTSIDE.sub(r"\1", markdown)
+    markdown = _EXAMPLE.sub(lambda link: _on_site(link, up), markdown)
     return inserted(markdown.replace(f"]({up}../README.md", f"]({up}index.md"))
+
+
+def _on_site(link: re.Match[str], up: str) -> str:
+    """A link to an example as it is, if the site has the file; else its text. `up` leads from the page to `docs/`."""
+    return link[0] if link[2] == up and not link[3].endswith(".py") else link[1]
 
 
 def _at_top(text: str) -> str:

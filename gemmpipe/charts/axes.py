@@ -12,6 +12,8 @@ from gemmpipe.core.units import time_text
 
 CHAR_PX = 6.4
 """Width of a character of a label at 11 px."""
+WIDE_CHAR_PX = 7.3
+"""The same for names of rows, in which capitals are frequent: a name is cut at the edge of the chart."""
 _LINE_PX = 15.0
 _STEPS = (1, 2, 5)
 

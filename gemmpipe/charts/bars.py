@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from markupsafe import Markup
 
-from gemmpipe.charts.axes import CHAR_PX, Axis, linear_ticks, x_axis, y_axis
+from gemmpipe.charts.axes import WIDE_CHAR_PX, Axis, linear_ticks, x_axis, y_axis
 from gemmpipe.charts.colours import Colours
 from gemmpipe.charts.lines import Frame, chart
 from gemmpipe.charts.markup import tag, text_line
@@ -18,7 +18,7 @@ def horizontal_stacks(
 ) -> Markup:
     """A bar per row; each part shows its name, value and unit when pointed at."""
     pitch, top = 26.0, 6.0
-    left = min(width / 2, max((len(name) for name, _ in stacks), default=0) * CHAR_PX + 12)
+    left = min(width / 2, max((len(name) for name, _ in stacks), default=0) * WIDE_CHAR_PX + 12)
     frame = Frame(width=width, height=top + pitch * len(stacks) + 40, left=left)
     most = max((sum(parts.values()) for _, parts in stacks), default=0.0) or 1.0
     x = Axis(low=0.0, high=most, label=label, ticks=linear_ticks(0.0, most, 8)).placed(left, frame.right_px)

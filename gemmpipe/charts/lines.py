@@ -7,7 +7,7 @@ from itertools import pairwise
 
 from markupsafe import Markup
 
-from gemmpipe.charts.axes import CHAR_PX, Axis, x_axis, y_axis
+from gemmpipe.charts.axes import WIDE_CHAR_PX, Axis, x_axis, y_axis
 from gemmpipe.charts.colours import FLOOR, Colours
 from gemmpipe.charts.markup import join, number, tag, text_line
 
@@ -120,7 +120,7 @@ def interval_chart(
 ) -> Markup:
     """Rows of a value with a whisker between its limits; a vertical line at `mark`."""
     pitch, top = 20.0, 8.0
-    left = min(width / 2, max((len(r.label) for r in rows), default=0) * CHAR_PX + 12)
+    left = min(width / 2, max((len(r.label) for r in rows), default=0) * WIDE_CHAR_PX + 12)
     frame = Frame(width=width, height=top + pitch * len(rows) + _BOTTOM, left=left)
     x = x.placed(left, frame.right_px)
     parts = [x_axis(x, frame.bottom_px, top)]
@@ -133,7 +133,8 @@ def interval_chart(
 
 
 def _interval(row: Interval, x: Axis, y_px: float, left: float, colours: Colours) -> Markup:
-    parts = [tag("text", text_line(row.label, 80), x=left - 8, y=y_px + 4, text_anchor="end")]
+    label = text_line(row.label, max(12, int((left - 12) / WIDE_CHAR_PX)))
+    parts = [tag("text", label, x=left - 8, y=y_px + 4, text_anchor="end")]
     if row.low is not None and row.high is not None:
         a, b = number(x.at(row.low)), number(x.at(row.high))
         ends = f"M{a} {number(y_px - 4)}v8M{b} {number(y_px - 4)}v8"

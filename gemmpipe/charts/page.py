@@ -12,8 +12,8 @@ import jinja2
 from markupsafe import Markup
 
 from gemmpipe import __version__
-from gemmpipe.charts.colours import colour_classes, colour_rules
 from gemmpipe.charts.markup import Content, csv_text, join, json_text, tag, text_line
+from gemmpipe.charts.style import page_style
 
 _FOLDER = Path(__file__).parent
 MAX_CSV = 200_000
@@ -43,7 +43,7 @@ def page(
     title: str, sections: Iterable[Section], *, state: str = "", footer: str = "", refresh_s: int | None = None
 ) -> str:
     """The HTML text. `refresh_s`: the browser loads the page again after so many seconds."""
-    style, script = _style(), (_FOLDER / "page.js").read_text(encoding="utf-8")
+    script = (_FOLDER / "page.js").read_text(encoding="utf-8")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     return _template().render(
         title=text_line(title, 200),
@@ -51,7 +51,7 @@ def page(
         sections=list(sections),
         footer=footer,
         refresh_s=refresh_s,
-        style=Markup(style),
+        style=Markup(page_style()),
         script=Markup(script),
         script_hash=Markup(digest),
         version=__version__,
@@ -64,16 +64,6 @@ def _template() -> jinja2.Template:
     return jinja2.Environment(loader=loader, autoescape=True, undefined=jinja2.StrictUndefined).get_template(
         "page.html"
     )
-
-
-@cache
-def _style() -> str:
-    light, dark = colour_rules()
-    themes = (
-        f":root{{{light}}}@media (prefers-color-scheme:dark){{:root:not([data-theme=light]){{{dark}}}}}"
-        f":root[data-theme=dark]{{{dark}}}@media print{{:root,:root[data-theme=dark]{{{light}}}}}"
-    )
-    return (_FOLDER / "page.css").read_text(encoding="utf-8") + themes + colour_classes()
 
 
 def figure(title: str, content: Content, data: Data | None = None, *, limit: int = MAX_CSV) -> Markup:

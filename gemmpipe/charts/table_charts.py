@@ -92,4 +92,4 @@ def funnel(steps: Sequence[tuple[str, int, str]]) -> Markup:
         )
         for text, count, note in steps
     ]
-    return tag("div", tag("table", tag("tbody", join(rows))), class_="scroll")
+    return tag("div", tag("table", tag("tbody", join(rows)), class_="funnel"), class_="scroll")

@@ -77,6 +77,8 @@ class RunOutcome:
     """Artifacts for inference engines."""
     tables: tuple[Path, ...] = ()
     """The run's manifest and tables."""
+    report: Path | None = None
+    """The HTML report, where the run wrote one."""
 
 
 def failed(error: BaseException) -> RunOutcome:
@@ -103,7 +105,11 @@ class Listener(ABC):
 
     @abstractmethod
     def finish(self, outcome: RunOutcome) -> None:
-        """Called once at the end, also of a run that failed."""
+        """Called once at the end, also of a run that failed. No event follows."""
+
+    def place(self) -> str:
+        """Where a finished run can be looked at, for the user; empty if nothing was logged."""
+        return ""
 
 
 class Guarded:
@@ -111,11 +117,11 @@ class Guarded:
 
     def __init__(self, name: str, listener: Listener, events: Events) -> None:
         self._name, self._listener, self._events = name, listener, events
-        self._failed = False
+        self._failed = self._ended = False
 
     def __call__(self, event: Event) -> None:
-        """Pass an event on."""
-        if not self._failed:
+        """Pass an event on; none after the end."""
+        if not self._failed and not self._ended:
             self._call("event", event)
 
     def start(self, run: RunStart) -> None:
@@ -123,8 +129,11 @@ class Guarded:
         self._call("start", run)
 
     def finish(self, outcome: RunOutcome) -> None:
-        """Pass the end on."""
+        """Pass the end on, and tell the user where the listener has put the run."""
+        self._ended = True
         self._call("finish", outcome)
+        if not self._failed and (place := self._listener.place()):
+            self._events.emit("line", f"{self._name}  {place}")
 
     def _call(self, method: str, value: object) -> None:
         if self._failed:

@@ -34,6 +34,7 @@ class Mlflow(Listener):
 
     _client: Any = field(default=None, init=False)
     _run: str = field(default="", init=False)
+    _place: str = field(default="", init=False)
 
     def require(self) -> None:
         if importlib.util.find_spec("mlflow") is None:
@@ -50,7 +51,9 @@ class Mlflow(Listener):
         self._client = MlflowClient(tracking_uri=_as_uri(uri))
         known = self._client.get_experiment_by_name(self.experiment)
         experiment = known.experiment_id if known is not None else self._client.create_experiment(self.experiment)
-        started = self._client.create_run(experiment, run_name=self.run_name or run.folder.name)
+        run_name = self.run_name or run.folder.name
+        started = self._client.create_run(experiment, run_name=run_name)
+        self._place = f"{uri} (experiment {self.experiment}, run {run_name})"
         self._run = started.info.run_id
         self._log_parameters(parameters_of(run))
         self._client.set_tag(self._run, "gemmpipe.folder", str(run.folder))
@@ -71,8 +74,14 @@ class Mlflow(Listener):
         for path in (*outcome.tables, *outcome.files) if self.artifacts else ():
             if path.is_file():
                 self._client.log_artifact(self._run, str(path), "tables" if path in outcome.tables else "tuned")
+        if self.artifacts and outcome.report is not None:
+            self._client.log_artifact(self._run, str(outcome.report))
         status = {FINISHED: "FINISHED", INTERRUPTED: "KILLED"}.get(outcome.state, "FAILED")
         self._client.set_terminated(self._run, status=status)
+
+    def place(self) -> str:
+        """The server, database or folder, with the names of the experiment and the run."""
+        return self._place
 
     def _log_parameters(self, values: dict[str, str]) -> None:
         from mlflow.entities import Param

@@ -3,6 +3,7 @@
 import importlib.util
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 from gemmpipe.core.errors import UserError
@@ -25,6 +26,7 @@ class Wandb(Listener):
     artifacts: bool
 
     _run: Any = field(default=None, init=False)
+    _place: str = field(default="", init=False)
 
     def require(self) -> None:
         if importlib.util.find_spec("wandb") is None:
@@ -56,7 +58,12 @@ class Wandb(Listener):
             self._run.summary["error"] = outcome.error
         if self.artifacts:
             self._log_files(outcome)
+        self._place = str(Path(self._run.dir).parent if self._run.offline else self._run.url)
         self._run.finish(exit_code=0 if outcome.state == FINISHED and not outcome.exit_code else 1)
+
+    def place(self) -> str:
+        """The address of the run, or the folder of an offline one."""
+        return self._place
 
     def _log_files(self, outcome: RunOutcome) -> None:
         """The files of the run as one artifact."""
@@ -67,6 +74,8 @@ class Wandb(Listener):
             for path in paths:
                 if path.is_file():
                     artifact.add_file(str(path), name=f"{folder}/{path.name}")
+        if outcome.report is not None:
+            artifact.add_file(str(outcome.report), name=outcome.report.name)
         self._run.log_artifact(artifact)
 
 

@@ -3,7 +3,7 @@
 import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gemmpipe.core.events import Events
 from gemmpipe.listeners import Guarded, Listener, RunOutcome, RunStart, failed
@@ -62,7 +62,9 @@ def run_start(plan: Plan, options: Mapping[str, str]) -> RunStart:
 def _outcome(plan: Plan, exit_code: int | None) -> RunOutcome:
     from gemmpipe.listeners.outcome import outcome_of
 
+    report = plan.run_dir / "report.html"
     try:
-        return outcome_of(plan.run_dir, plan.family, plan.rooflines, exit_code or 0)
+        outcome = outcome_of(plan.run_dir, plan.family, plan.rooflines, exit_code or 0)
+        return replace(outcome, report=report if plan.report and report.is_file() else None)
     except Exception as error:  # noqa: BLE001 (the run has ended well; what listeners miss of it is in the error)
         return failed(error)

@@ -10,7 +10,7 @@ from gemmpipe.charts.colours import Colours, legend
 from gemmpipe.charts.lines import Series, line_chart, scatter_chart
 from gemmpipe.charts.markup import html_table, join, tag, text_line
 from gemmpipe.charts.page import Data, Section, figure
-from gemmpipe.core.data import TIMED, Candidate, canonical_json
+from gemmpipe.core.data import Candidate, canonical_json
 from gemmpipe.core.events import counted
 from gemmpipe.core.units import percent_text, time_text
 from gemmpipe.report.attention import product_name, records
@@ -19,7 +19,7 @@ from gemmpipe.report.diff_text import knobs_text
 from gemmpipe.report.product_table import knob_text
 from gemmpipe.report.results import COMPARABLE
 from gemmpipe.report.speedup import speedup_cell
-from gemmpipe.report.trial_frame import ProblemTrials, statuses
+from gemmpipe.report.trial_frame import ProblemTrials, memory_reason, memory_text, ranked, statuses
 
 Row = Mapping[Hashable, Any]
 _MAX_FINALISTS = 5
@@ -55,9 +55,8 @@ def candidates_section(
         tag("option", product_name(rows[name]) + _option_note(rows[name]), value=target)
         for name, target in shown.items()
     ]
-    chooser = tag(
-        "p", tag("label", "Product (M, N x K): ", tag("select", join(options), id="product")), class_="chooser"
-    )
+    label = f"Product (M, {data.shape_title}): "
+    chooser = tag("p", tag("label", label, tag("select", join(options), id="product")), class_="chooser")
     panels = [
         _panel(rows[name], parts[name], target, colours, most_points, hidden=index > 0)
         for index, (name, target) in enumerate(shown.items())
@@ -81,14 +80,16 @@ def _option_note(row: Row) -> str:
 def _panel(row: Row, part: ProblemTrials, target: str, colours: Colours, most_points: int, *, hidden: bool) -> Markup:
     times = sorted(part.times_us().items(), key=lambda item: (item[1], item[0].id))
     backends = list(dict.fromkeys(candidate.backend for candidate, _ in times))
-    charts = [_candidate_chart(row, times, most_points, colours)]
+    charts = [_candidate_chart(row, times, _memory(part), most_points, colours)]
     if finals := _finals_chart(row, part, colours):
         charts.append(finals)
     if search := _search_chart(row, part, colours):
         charts.append(search)
+    reason = memory_reason(ranked(part.finals), row)
     content = [
         tag("h3", product_name(row)),
         tag("p", _choice_text(row), tag("br"), tag("code", knob_text(row["config"]))),
+        tag("p", f"{reason[:1].upper()}{reason[1:]}.") if reason else None,
         legend(backends, colours, lines=False),
         tag("div", join(charts), class_="charts"),
         _left_table(part),
@@ -115,7 +116,19 @@ def _choice_text(row: Row) -> str:
     )
 
 
-def _candidate_chart(row: Row, times: Sequence[tuple[Candidate, float]], most_points: int, colours: Colours) -> Markup:
+def _memory(part: ProblemTrials) -> dict[Candidate, str]:
+    """What candidates need in addition to the stored weight, as text; those that need nothing are left out."""
+    last = {each.trial.candidate: each.trial for each in (*part.search, *part.finals)}
+    return {candidate: text for candidate, trial in last.items() if (text := memory_text(trial))}
+
+
+def _candidate_chart(
+    row: Row,
+    times: Sequence[tuple[Candidate, float]],
+    memory: Mapping[Candidate, str],
+    most_points: int,
+    colours: Colours,
+) -> Markup:
     """Rank over time; of many candidates the fastest half of the points, then evenly spaced ones."""
     ranks = list(range(len(times)))
     if len(ranks) > most_points:
@@ -125,7 +138,8 @@ def _candidate_chart(row: Row, times: Sequence[tuple[Candidate, float]], most_po
     groups: dict[str, list[tuple[float, float, str]]] = {}
     for rank in dict.fromkeys(ranks):
         candidate, us = times[rank]
-        tip = f"{rank + 1}. {_what_runs(candidate)}: {time_text(us)}"
+        more = f", {memory[candidate]} for the weight" if candidate in memory else ""
+        tip = f"{rank + 1}. {_what_runs(candidate)}: {time_text(us)}{more}"
         groups.setdefault(candidate.backend, []).append((rank + 1, us, tip))
     lines = [
         Series(name=name, points=[(a, b) for a, b, _ in points], tips=[tip for _, _, tip in points])
@@ -140,9 +154,8 @@ def _candidate_chart(row: Row, times: Sequence[tuple[Candidate, float]], most_po
 
 def _finals_chart(row: Row, part: ProblemTrials, colours: Colours) -> Markup | None:
     """The samples of the fastest finalists by round."""
-    last = {each.trial.candidate: each.trial for each in part.finals}
-    timed = [t for t in last.values() if t.status in TIMED and len(t.samples_us) > 1 and t.time_us is not None]
-    fastest = sorted(timed, key=lambda t: (t.time_us or 0.0, t.candidate.id))[:_MAX_FINALISTS]
+    timed = [trial for trial in ranked(part.finals) if len(trial.samples_us) > 1]
+    fastest = sorted(timed, key=lambda trial: trial.time_us or 0.0)[:_MAX_FINALISTS]
     if not fastest:
         return None
     counts: dict[str, int] = {}
@@ -153,7 +166,8 @@ def _finals_chart(row: Row, part: ProblemTrials, colours: Colours) -> Markup | N
         counts[backend] = counts.get(backend, 0) + 1
         # The backend's colour, with a pattern per place: the same few patterns differ in the chart of every product.
         name = backend if counts[backend] == 1 else f"{backend} {counts[backend]}"
-        labels[name] = _what_runs(trial.candidate)
+        more = f" ({memory_text(trial)} for the weight)" if trial.extra_weight_bytes else ""
+        labels[name] = f"{_what_runs(trial.candidate)}{more}"
         lines.append(Series(name=name, points=list(enumerate(trial.samples_us[:_MAX_ROUNDS], 1))))
     rounds = max(len(line.points) for line in lines)
     x = Axis(

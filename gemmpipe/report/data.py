@@ -109,6 +109,8 @@ class RunData:
     """Of a replay: the configurations of its recording, of which the search requested some; 0 for a run."""
     resources: Sequence[Resource] = ()
     gated: Sequence[Gated] = ()
+    memory_options: Sequence[Mapping[str, Any]] = ()
+    """Rows of memory_options.csv: by amount of weight memory what would be faster (`report.screen.memory_limits`)."""
     unsolved: Sequence[str] = ()
     undecided: Sequence[str] = ()
     captured: bool = False
@@ -126,6 +128,11 @@ class RunData:
     files: Sequence[str] = ()
     notes: Sequence[str] = ()
     """What is missing or left out, as sentences."""
+
+    @property
+    def shape_title(self) -> str:
+        """The sizes of a product without its rows: `N x K`."""
+        return " x ".join(self.family.sizes)
 
     @property
     def finished(self) -> bool:

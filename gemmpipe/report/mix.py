@@ -32,7 +32,7 @@ def mix_section(data: RunData, colours: Colours) -> Section | None:
     parts: list[Markup | None] = [_total(rows) if data.captured else None]
     if small and large:
         parts.append(_slider(small, large))
-    parts.append(_by_layer(rows, colours))
+    parts.append(_by_layer(data, rows, colours))
     if data.captured:
         title, lead = "Workload", "Time of the captured calls with the best library and with the choices."
     else:
@@ -82,7 +82,7 @@ def _slider(small: Sequence[Row], large: Sequence[Row]) -> Markup:
     return tag("div", label, tag("br"), slider, join(output), block, class_="mix")
 
 
-def _by_layer(rows: Sequence[Row], colours: Colours) -> Markup:
+def _by_layer(data: RunData, rows: Sequence[Row], colours: Colours) -> Markup:
     """A row per layer, or per shape where layers have no names: the time before and after."""
     named = any(r["layer"] for r in rows)
     groups: dict[str, list[Row]] = {}
@@ -102,8 +102,8 @@ def _by_layer(rows: Sequence[Row], colours: Colours) -> Markup:
         )
         for name, (before, after, count) in ordered[:_MAX_ROWS]
     ]
-    header = ("layer" if named else "N x K", "products", "best library", "choices", "less", "saved")
+    header = ("layer" if named else data.shape_title, "products", "best library", "choices", "less", "saved")
     table = html_table(header, body, text_columns=(0,))
     csv_rows = [[name, count, before, after] for name, (before, after, count) in ordered]
-    data = Data(name="saved_time", header=("layer", "products", "before_us", "after_us"), rows=csv_rows)
-    return figure("Sum over the products of a layer" if named else "Sum over the Ms of a shape", table, data)
+    content = Data(name="saved_time", header=("layer", "products", "before_us", "after_us"), rows=csv_rows)
+    return figure("Sum over the products of a layer" if named else "Sum over the Ms of a shape", table, content)

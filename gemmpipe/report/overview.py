@@ -1,6 +1,6 @@
 """The first sections of a report: summary, where the choices help, time over M, and which backends won."""
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
 from markupsafe import Markup
@@ -9,7 +9,7 @@ from gemmpipe.charts.axes import rows_axis, short_time, value_axis
 from gemmpipe.charts.bars import vertical_stacks
 from gemmpipe.charts.colours import FLOOR, LIBRARY, TUNED, Colours, legend
 from gemmpipe.charts.lines import Series, line_chart
-from gemmpipe.charts.markup import html_table, join, tag
+from gemmpipe.charts.markup import Content, html_table, join, tag
 from gemmpipe.charts.page import Data, Section, attention, cards, figure
 from gemmpipe.charts.table_charts import Cell, heat_map, scale_key, share_step, speedup_step
 from gemmpipe.core.events import counted, verb
@@ -17,8 +17,10 @@ from gemmpipe.core.units import MISSING, count_text, duration_text, percent_text
 from gemmpipe.report.attention import attention_lines, product_name, records
 from gemmpipe.report.data import RunData
 from gemmpipe.report.product_table import knob_text
-from gemmpipe.report.results import COMPARABLE, CONVERTED, RegimeResult, run_figures, spread
-from gemmpipe.report.speedup import library_cell, marked_speedup_text, speedup_cell
+from gemmpipe.report.results import COMPARABLE, CONVERTED, RegimeResult, RunFigures, run_figures, spread
+from gemmpipe.report.run_folder import RUNNING
+from gemmpipe.report.screen import MEMORY_TITLE, MEMORY_TITLES, memory_limits
+from gemmpipe.report.speedup import is_conversion, library_cell, marked_speedup_text, speedup_cell
 
 Rows = Sequence[Mapping[Hashable, Any]]
 _FOR_ONE_ORDER = ": +kernel.key.x_scale=column tunes and compares for them"
@@ -29,38 +31,45 @@ Targets = Mapping[str, str]
 def summary(data: RunData) -> Section:
     """The figures of the run and what deserves attention."""
     figures = run_figures(data.products)
-    shares = [float(s) for s in data.products["share"] if s]
-    items = [(data_device(data), "device")]
-    of = "" if data.problems == figures.products else f" of {data.problems:,}"
-    items.append((f"{figures.products:,}{of}", f"{verb(figures.products, 'product', 'products')} with a choice"))
-    items += [
-        (marked_speedup_text(regime.speedup.mean, shared=regime.shared > 0), _regime_label(regime))
-        for regime in figures.regimes
-        if regime.speedup
-    ]
-    if share := spread(shares):
-        items.append((percent_text(share.mean), "share of the floor, geometric mean"))
-    items.append((f"{figures.own:,}", verb(figures.own, "choice is an own kernel", "choices are own kernels")))
-    items.append((f"{figures.near_ties:,}", f"{verb(figures.near_ties, 'product', 'products')} with near-ties"))
-    if figures.noise_pct is not None:
-        items.append((percent_text(figures.noise_pct / 100), "timing noise, median"))
-    if data.wall_s:
-        items.append((duration_text(data.wall_s), "wall time of the last session"))
-    if temperatures := [float(c["temperature_c"]) for c in data.conditions if c.get("temperature_c")]:
-        items.append((f"{min(temperatures):.0f} to {max(temperatures):.0f} C", "temperature of the device"))
     notes = [tag("p", note, class_="note") for note in (*_comparison_notes(data), *data.notes)]
-    body = join([cards(items), attention(attention_lines(data), "Nothing stands out."), *notes])
+    fine = "Nothing stands out." if figures.products else "Nothing to show yet."
+    body = join([cards(_figure_cards(data, figures)), attention(attention_lines(data), fine), *notes])
     lead = (
         "Speed-ups are geometric means over the best library of the same run, paired by round; in brackets the least, "
         "the largest, and the number of products compared."
     )
-    return Section(id="summary", title="Summary", body=body, lead=lead)
+    compared = any(regime.speedup for regime in figures.regimes)
+    return Section(id="summary", title="Summary", body=body, lead=lead if compared else "")
+
+
+def _figure_cards(data: RunData, figures: RunFigures) -> Iterator[tuple[str, str]]:
+    """(value, label) of each figure that there is."""
+    yield data_device(data), "device"
+    of = "" if data.problems == figures.products else f" of {data.problems:,}"
+    yield f"{figures.products:,}{of}", f"{verb(figures.products, 'product', 'products')} with a choice"
+    if data.state == RUNNING:
+        yield f"{len(data.trials):,}", f"{verb(len(data.trials), 'trial', 'trials')} so far"
+    for regime in figures.regimes:
+        if regime.speedup:
+            yield marked_speedup_text(regime.speedup.mean, shared=regime.shared > 0), _regime_label(regime)
+    if share := spread(row["share"] for row in records(data.products) if row["share"]):
+        yield percent_text(share.mean), "share of the floor, geometric mean"
+    if figures.products:
+        yield f"{figures.own:,}", verb(figures.own, "choice is an own kernel", "choices are own kernels")
+        yield f"{figures.near_ties:,}", f"{verb(figures.near_ties, 'product', 'products')} with near-ties"
+    if figures.noise_pct is not None:
+        yield percent_text(figures.noise_pct / 100), "timing noise, median"
+    if data.wall_s:
+        yield duration_text(data.wall_s), "wall time" + (" of the last session" if data.sessions > 1 else "")
+    if temperatures := [float(c["temperature_c"]) for c in data.conditions if c.get("temperature_c")]:
+        yield f"{min(temperatures):.0f} to {max(temperatures):.0f} C", "temperature of the device"
 
 
 def data_device(data: RunData) -> str:
-    """The devices of the choices, by name."""
+    """The devices of the choices, by name; of a run without a choice, the device that it began on."""
     names = [str(n) for n in data.products["device"].dropna().unique() if n]
     known = names or [str(n) for n in data.products["gfx"].dropna().unique()]
+    known = known or [str(facts["device"]) for facts in data.provenance.values() if facts.get("device")]
     return ", ".join(known[:3]) + (f" and {len(known) - 3} more" if len(known) > 3 else "") if known else "-"
 
 
@@ -72,9 +81,9 @@ def _regime_label(regime: RegimeResult) -> str:
 
 
 def _comparison_notes(data: RunData) -> list[str]:
-    """How products without a direct library path are compared."""
+    """How products without a direct library path are compared, and what figures and times are not."""
     kinds = data.products["library"].value_counts()
-    notes = []
+    notes = [*_mixed_devices(data), *_back_to_back(data)]
     if padded := int(kinds.get("padded", 0)):
         notes.append(
             f"{counted(padded, 'product')} without a library path at this M: compared with the library at the M that "
@@ -99,6 +108,28 @@ def _comparison_notes(data: RunData) -> list[str]:
     return notes
 
 
+def _mixed_devices(data: RunData) -> Iterator[str]:
+    """The note of tables of several devices."""
+    names = [str(name) for name in data.products["device"].dropna().unique() if name]
+    if len(names) > 1:
+        yield f"The figures above are over the products of all {len(names)} devices together."
+
+
+_SEPARATE = "separate"
+"""The word in the policy of times on a GPU with another kernel before each launch."""
+
+
+def _back_to_back(data: RunData) -> Iterator[str]:
+    """The note of times on a GPU from before launches were separate."""
+    policies = (str(row["policy"] or "").split() for row in records(data.products))
+    if count := sum("graph" in words and _SEPARATE not in words for words in policies):
+        yield (
+            f"{counted(count, 'product')} timed with launches of one kernel back to back, before launches were "
+            "separate. Such launches overlap as they hardly do in a model; retune=true times with another kernel "
+            "before each launch."
+        )
+
+
 def _copies_scales(data: RunData) -> bool:
     """True if a compared product has block scales of x that callers may pass in either memory order."""
     products = data.products
@@ -106,25 +137,35 @@ def _copies_scales(data: RunData) -> bool:
 
 
 def where_it_helps(data: RunData, targets: Targets) -> Section | None:
-    """Heat maps of speed-up and of the share of the floor, by shape and M."""
+    """Heat maps of speed-up and of the share of the floor, by shape and M, and what more weight memory would gain."""
     rows = records(data.products)
-    if not rows:
-        return None
     speedups = [r for r in rows if r["speedup"]]
+    shares = [r for r in rows if r["share"]]
     maps = []
-    if speedups:
-        maps.append(_speedup_map(speedups, targets))
-    if any(r["share"] for r in rows):
-        maps.append(_share_map([r for r in rows if r["share"]], targets))
-    if not maps:
-        return None
-    lead = "One row per N x K, one column per M; blue is good, orange is bad." + (
+    if not all(is_conversion(row) for row in speedups):
+        maps.append(_speedup_map(data.shape_title, speedups, targets))
+    if shares:
+        maps.append(_share_map(data.shape_title, shares, targets))
+    lead = f"One row per {data.shape_title}, one column per M; blue is good, orange is bad." + (
         " A click shows the candidates of a product." if targets else " Point at a cell for the choice and its times."
     )
-    return Section(id="where", title="Where it helps", body=join(maps), lead=lead)
+    body = [*maps, _memory_table(data)] if data.memory_options else maps
+    return Section(id="where", title="Where it helps", body=join(body), lead=lead if maps else "") if body else None
 
 
-def _speedup_map(rows: Rows, targets: Targets) -> Markup:
+def _memory_table(data: RunData) -> Markup:
+    """What each limit on the weights' memory would gain, as on the last screen of a run."""
+    limits, left_out = memory_limits(data.memory_options)
+    gaining = len({row["problem"] for row in data.memory_options})
+    title = f"{MEMORY_TITLE[0].upper()}{MEMORY_TITLE[1:]}: {gaining} of {counted(len(data.products), 'product')}"
+    note = tag("p", f"{left_out} more limits are in the CSV.", class_="note") if left_out else None
+    header = ("problem", "libtype", "config", "us", "chosen_us", "speedup", "extra_weight_bytes", "extra_weight_pct")
+    rows = [[row[name] for name in header] for row in data.memory_options]
+    table = Data(name="memory_options", header=header, rows=rows)
+    return figure(title, join([html_table(MEMORY_TITLES, limits, text_columns=(2, 3, 4)), note]), table)
+
+
+def _speedup_map(title: str, rows: Rows, targets: Targets) -> Markup:
     cells: dict[str, dict[int, Cell]] = {}
     for row in rows:
         tip = f"{product_name(row)}: {_choice_tip(row)}; best library {time_text(row['library_us'])} ({row['library']})"
@@ -139,7 +180,7 @@ def _speedup_map(rows: Rows, targets: Targets) -> Markup:
         list(cells.items()),
         _columns(rows),
         speedup_step,
-        corner="N x K \\ M",
+        corner=f"{title} \\ M",
         kind="speedup",
         caption="Speed-up over the best library",
     )
@@ -168,7 +209,7 @@ def _speedup_map(rows: Rows, targets: Targets) -> Markup:
     )
 
 
-def _share_map(rows: Rows, targets: Targets) -> Markup:
+def _share_map(title: str, rows: Rows, targets: Targets) -> Markup:
     cells: dict[str, dict[int, Cell]] = {}
     for row in rows:
         cells.setdefault(str(row["shape"]), {})[int(row["rows"])] = Cell(
@@ -181,7 +222,7 @@ def _share_map(rows: Rows, targets: Targets) -> Markup:
         list(cells.items()),
         _columns(rows),
         share_step,
-        corner="N x K \\ M",
+        corner=f"{title} \\ M",
         kind="share",
         caption="Share of the floor reached, in %",
     )
@@ -216,13 +257,8 @@ def time_over_m(data: RunData, colours: Colours, most_shapes: int) -> Section | 
     rows = records(data.products)
     if not rows:
         return None
-    shapes: dict[str, list[Mapping[Hashable, Any]]] = {}
-    for row in rows:
-        shapes.setdefault(str(row["shape"]), []).append(row)
-    drawn = [_shape_chart(shape, part, colours) for shape, part in list(shapes.items())[:most_shapes]]
-    shown = (
-        [TUNED] + [LIBRARY] * any(r["library"] in COMPARABLE for r in rows) + [FLOOR] * any(r["floor_us"] for r in rows)
-    )
+    shapes = by_shape(rows)
+    drawn = [shape_chart(shape, part, colours) for shape, part in list(shapes.items())[:most_shapes]]
     left_out = len(shapes) - len(drawn)
     note = tag("p", f"{left_out:,} more shapes are left out here.", class_="note") if left_out > 0 else None
     header = (
@@ -256,11 +292,27 @@ def time_over_m(data: RunData, colours: Colours, most_shapes: int) -> Section | 
     lead = (
         "Logarithmic axes; ticks at the Ms of the run. The band is from the 20 % to the 80 % quantile of the samples."
     )
-    body = join([legend(shown, colours), figure("Time of one call", grid, table), note, _all_choices(rows)])
+    choices = _all_choices(data.shape_title, rows)
+    body = join([legend(drawn_names(rows), colours), figure("Time of one call", grid, table), note, choices])
     return Section(id="time", title="Time over M", body=body, lead=lead)
 
 
-def _shape_chart(shape: str, rows: Rows, colours: Colours) -> Markup:
+def by_shape(rows: Rows) -> dict[str, list[Mapping[Hashable, Any]]]:
+    """The products of each shape, in their order."""
+    shapes: dict[str, list[Mapping[Hashable, Any]]] = {}
+    for row in rows:
+        shapes.setdefault(str(row["shape"]), []).append(row)
+    return shapes
+
+
+def drawn_names(rows: Rows) -> list[str]:
+    """The names of the lines of time over M."""
+    library, floor = any(r["library"] in COMPARABLE for r in rows), any(r["floor_us"] for r in rows)
+    return [TUNED, *([LIBRARY] if library else []), *([FLOOR] if floor else [])]
+
+
+def shape_chart(shape: str, rows: Rows, colours: Colours) -> Markup:
+    """Time over M of one shape: the choice with the spread of its samples, the best library, the floor."""
     rows = sorted(rows, key=lambda r: r["rows"])
     lines = [
         Series(
@@ -287,24 +339,24 @@ def _shape_chart(shape: str, rows: Rows, colours: Colours) -> Markup:
 _MAX_CHOICES = 400
 
 
-def _all_choices(rows: Rows) -> Markup:
+def _all_choices(title: str, rows: Rows) -> Markup:
     """The table of the choices, folded."""
-    header = ("M", "N x K", "choice", "knobs", "time", "best library", "speed-up", "of the floor")
-    body = [
-        (
-            count_text(int(r["rows"])),
-            r["shape"],
-            r["libtype"],
-            tag("code", knob_text(r["config"])),
-            time_text(r["us"]),
-            library_cell(r) if r["library"] in COMPARABLE else MISSING,
-            speedup_cell(r) if r["library"] in COMPARABLE else MISSING,
-            percent_text(r["share"]),
-        )
-        for r in rows[:_MAX_CHOICES]
+    shown = rows[:_MAX_CHOICES]
+    compared = [r["library"] in COMPARABLE for r in shown]
+    columns: list[tuple[str, list[Content]]] = [
+        ("M", [count_text(int(r["rows"])) for r in shown]),
+        (title, [r["shape"] for r in shown]),
+        ("choice", [r["libtype"] for r in shown]),
+        ("knobs", [tag("code", knob_text(r["config"])) for r in shown]),
+        ("time", [time_text(r["us"]) for r in shown]),
+        ("best library", [library_cell(r) if c else MISSING for r, c in zip(shown, compared, strict=True)]),
+        ("speed-up", [speedup_cell(r) if c else MISSING for r, c in zip(shown, compared, strict=True)]),
+        ("of the floor", [percent_text(r["share"]) for r in shown]),
     ]
+    columns = [(name, cells) for name, cells in columns if set(cells) != {MISSING}]
     more = f" (the first {_MAX_CHOICES} of {len(rows):,})" if len(rows) > _MAX_CHOICES else ""
-    table = html_table(header, body, text_columns=(1, 2, 3))
+    body = list(zip(*(cells for _, cells in columns), strict=True))
+    table = html_table([name for name, _ in columns], body, text_columns=(1, 2, 3))
     return tag("details", tag("summary", f"All choices as a table{more}"), table)
 
 

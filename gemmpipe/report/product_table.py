@@ -87,18 +87,22 @@ def _shapes(frame: "pd.DataFrame", family: "Family") -> list[str]:
         )
         if frame[name].astype(str).nunique() > 1
     ]
-    texts = []
+    texts, short = [], []
     for row in frame.to_dict("records"):
         sizes = " x ".join(str(row[name]) for name in family.sizes)
-        others = [_shown(name, row[name]) for name in varying]
-        texts.append(", ".join([sizes, *(text for text in others if text)]))
-    return texts
+        others = [text for name in varying if (text := _shown(name, row[name]))]
+        texts.append(", ".join([sizes, *others]))
+        short.append(", ".join([sizes, *dict.fromkeys(others)]))  # one dtype of all operands is named once
+    return short if len(set(short)) == len(set(texts)) else texts
 
 
 def _shown(name: str, value: object) -> str:
-    if value is None or value != value or value == "":
+    """A cell of a key as text; empty for a missing one, False and `No`. Of a dotted name the last part is given."""
+    if value is None or value != value or value is False:
         return ""
-    return name if value is True else "" if value is False else str(value).removeprefix("torch.")
+    parts = str(value).split(".")
+    text = parts[-1] if all(part.isidentifier() for part in parts) else str(value)
+    return name if value is True else "" if text == "No" else text
 
 
 def kept_columns() -> frozenset[str]:

@@ -19,7 +19,15 @@ from gemmpipe.journal import Record
 from gemmpipe.report.data import Excluded, Gated, Resource, RunData, TimedBuild, TimedTrial
 from gemmpipe.report.product_table import knob_text, product_frame
 from gemmpipe.report.provisional import provisional_rows
-from gemmpipe.report.run_folder import FINISHED, INTERRUPTED, SELECTIONS, describe_run, nothing_timed, read_manifest
+from gemmpipe.report.run_folder import (
+    FINISHED,
+    INTERRUPTED,
+    KILLED,
+    SELECTIONS,
+    describe_run,
+    nothing_timed,
+    read_manifest,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -47,6 +55,7 @@ def read_run(folder: Path, *, importable: frozenset[str] = frozenset()) -> RunDa
     config = manifest.get("config")
     products, notes = _products(folder, family, record, manifest, ended=bool(manifest))
     trials = list(_timed_trials(record))
+    options = list(_memory_options(folder)) if manifest else []
     return RunData(
         family=family,
         origin=str(folder),
@@ -59,12 +68,13 @@ def read_run(folder: Path, *, importable: frozenset[str] = frozenset()) -> RunDa
         excluded=_excluded(folder / TRIALS) if manifest else (),
         recorded=_recorded_candidates(manifest),
         resources=list(_resources(manifest)),
-        gated=_gated(folder, record, products, ended=bool(manifest)),
+        gated=_gated(options, record, products),
+        memory_options=options,
         unsolved=_texts(manifest.get("unsolved")),
         undecided=_texts(manifest.get("undecided")),
         captured=_is_captured(config),
         has_times=any(entry.t_s is not None for entry in record.log),
-        wall_s=facts.wall_s or None,
+        wall_s=_last_t_s(record) if facts.state == KILLED else facts.wall_s or None,
         started=facts.started,
         command=printable(facts.command),
         exit_code=facts.exit_code,
@@ -72,7 +82,7 @@ def read_run(folder: Path, *, importable: frozenset[str] = frozenset()) -> RunDa
         provenance={folder.name: _provenance(manifest, record)},
         config=config if isinstance(config, dict) else None,
         files=_texts(manifest.get("files")),
-        notes=[*_replay_notes(manifest), *notes, *_reading_notes(record, trials)],
+        notes=[*_replay_notes(manifest), *notes, *_reading_notes(record, trials, facts.state)],
     )
 
 
@@ -132,6 +142,13 @@ def _offsets(record: Record) -> list[float]:
     for entry in record.log:
         ends[entry.session] = max(ends[entry.session], entry.t_s or 0.0)
     return [sum(ends[:index]) for index in range(len(ends))]
+
+
+def _last_t_s(record: Record) -> float | None:
+    """When the last row of the last session was written, in seconds since it began; a copied file has another time."""
+    return (
+        max((entry.t_s or 0.0 for entry in record.log if entry.session == len(record.sessions) - 1), default=0) or None
+    )
 
 
 def _timed_trials(record: Record) -> Iterator[TimedTrial]:
@@ -199,31 +216,40 @@ def _seconds(value: object) -> float:
     return float(value)
 
 
-def _gated(folder: Path, record: Record, products: "pd.DataFrame", *, ended: bool) -> list[Gated]:
+def _gated(options: Sequence[Mapping[str, Any]], record: Record, products: "pd.DataFrame") -> list[Gated]:
     """Finalists faster than the choice, with extra weight memory: the fastest of each problem, by their gain."""
-    found = [*_memory_options(folder)] if ended else []
-    found = found or _gated_finalists(record, products)
+    found = [_gated_option(row) for row in options] or _gated_finalists(record, products)
     fastest = {each.problem: each for each in sorted(found, key=lambda each: -each.time_us)}
     return sorted(fastest.values(), key=lambda each: each.time_us / (each.chosen_us or each.time_us))
 
 
-def _memory_options(folder: Path) -> Iterator[Gated]:
-    """The rows of memory_options.csv; those without numbers are left out."""
+def _gated_option(row: Mapping[str, Any]) -> Gated:
+    return Gated(
+        problem=row["problem"],
+        backend=row["libtype"],
+        config=knob_text(row["config"]),
+        time_us=row["us"],
+        chosen_us=row["chosen_us"],
+        extra_weight_bytes=int(row["extra_weight_bytes"]),
+        limit_pct=row["extra_weight_pct"],
+    )
+
+
+def _memory_options(folder: Path) -> Iterator[dict[str, Any]]:
+    """The rows of memory_options.csv with numbers; those without are left out."""
     for row in _rows(folder / MEMORY_OPTIONS) if (folder / MEMORY_OPTIONS).is_file() else ():
         names = ("us", "chosen_us", "extra_weight_bytes", "extra_weight_pct")
         texts = [row.get(name, "") for name in names]
         if all(map(is_number, texts)):
             us, chosen_us, extra_bytes, limit_pct = map(float, texts)
-            if is_plausible_time_us(us) and is_plausible_time_us(chosen_us) and 0 < extra_bytes < 1e15:
-                yield Gated(
-                    problem=row.get("problem", ""),
-                    backend=row.get("libtype", ""),
-                    config=knob_text(row.get("config")),
-                    time_us=us,
-                    chosen_us=chosen_us,
-                    extra_weight_bytes=int(extra_bytes),
-                    limit_pct=limit_pct,
-                )
+            plausible = is_plausible_time_us(us) and is_plausible_time_us(chosen_us)
+            if plausible and 0 < extra_bytes < 1e15 and 0 < limit_pct < 1e9:
+                yield {
+                    **{name: row.get(name, "") for name in ("problem", "libtype", "config")},
+                    **dict(zip(names, (us, chosen_us, extra_bytes, limit_pct), strict=True)),
+                    "speedup": chosen_us / us,
+                    "shared": row.get("shared") == "True",
+                }
 
 
 def _gated_finalists(record: Record, products: "pd.DataFrame") -> list[Gated]:
@@ -292,12 +318,13 @@ def _is_captured(config: object) -> bool:
     return source in _RECORDED_SOURCES or (source == "CsvShapes" and _CAPTURED_NAME in str(shapes.get("path", "")))
 
 
-def _reading_notes(record: Record, trials: Sequence[TimedTrial]) -> list[str]:
+def _reading_notes(record: Record, trials: Sequence[TimedTrial], state: str) -> list[str]:
     notes = []
     if record.skipped:
         notes.append(f"{counted(len(record.skipped), 'line')} of the journal could not be read and is left out.")
     if not trials:
-        notes.append("The journal has no trials: the run repeated the selection of another run.")
+        none = "The journal has no trials"
+        notes.append(f"{none}: the run repeated the selection of another run." if state == FINISHED else f"{none} yet.")
     elif all(each.t_s is None for each in trials):
         notes.append("The journal is of version 0.1.0 or earlier: its rows have no times.")
     return notes

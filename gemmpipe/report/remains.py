@@ -14,11 +14,14 @@ from gemmpipe.core.units import bytes_text, time_text
 from gemmpipe.report.attention import product_name, records
 from gemmpipe.report.data import TABLE, RunData
 from gemmpipe.report.results import CONVERTED, NO_LIBRARY
+from gemmpipe.report.run_folder import RUNNING
 from gemmpipe.report.speedup import conversion_reasons
 
 _MAX_LISTED = 20
 _MAX_CONFIG = 60_000
 _MEMORY_KEY = "stages.select.max_extra_weight_pct="
+_CPU_ONLY, _GPU_ONLY = "no CPU run", "no GPU"
+"""How reasons of backends begin that need another kind of device."""
 _NO_LIBRARY_TIMED = ("no library was timed", "backend=[..., torch]")
 
 Missing = tuple[str, str, str]
@@ -46,7 +49,7 @@ def missing(data: RunData) -> Iterator[Missing]:
             "gemmpipe report DIR",
         )
     elif not data.finished:
-        yield "the selection", f"the run is {data.state}", f"gemmpipe resume={data.origin}"
+        yield "the selection", f"the run is {data.state}", _go_on(data)
     for name in data.unsolved[:_MAX_LISTED]:
         yield "a product without a valid candidate", name, "backend=[...] or a wider space"
     for name in data.undecided[:_MAX_LISTED]:
@@ -81,14 +84,15 @@ def _rejected(data: RunData) -> Iterator[Missing]:
 
 
 def _unavailable(data: RunData) -> Iterator[Missing]:
-    """Backends of which nothing was tried."""
+    """Backends of which nothing was tried, but for those of a CPU in a run on a GPU."""
     tried = {each.trial.candidate.backend for each in data.trials}
     reasons: dict[str, str] = {}
     for each in data.excluded:
-        if each.backend not in tried:
+        if each.backend not in tried and not each.example.startswith(_CPU_ONLY):
             reasons.setdefault(each.backend, each.example)
     for backend, reason in list(reasons.items())[:_MAX_LISTED]:
-        yield f"candidates of {text_line(backend, 40)}", text_line(reason, 200), "gemmpipe doctor"
+        change = "tune on a GPU" if reason.startswith(_GPU_ONLY) else "gemmpipe doctor"
+        yield f"candidates of {text_line(backend, 40)}", text_line(reason, 200), change
 
 
 def _untimed(data: RunData) -> Iterator[Missing]:
@@ -100,7 +104,12 @@ def _untimed(data: RunData) -> Iterator[Missing]:
         return
     timed = {each.trial.problem for each in data.trials if each.trial.status in TIMED}
     if (count := data.problems - len(timed)) > 0:
-        yield "timing", counted(count, "product"), f"gemmpipe resume={data.origin}"
+        yield "timing", counted(count, "product"), _go_on(data)
+
+
+def _go_on(data: RunData) -> str:
+    """The command that continues a run; none for one that is running."""
+    return "" if data.state == RUNNING else f"gemmpipe resume={data.origin}"
 
 
 def provenance_section(data: RunData) -> Section:

@@ -10,6 +10,7 @@ import json
 import os
 import re
 import shlex
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -160,7 +161,7 @@ def describe_run(folder: Path) -> RunFolder:
         device=_device_name(session),
         solved=solved,
         problems=problems,
-        wall_s=_wall_s(folder, manifest if state in (FINISHED, INTERRUPTED) else {}, started),
+        wall_s=_wall_s(folder, manifest if state in (FINISHED, INTERRUPTED) else {}, started, running=state == RUNNING),
         command=shlex.join(["gemmpipe", pipeline, *typed]),
         sweep=folder.parent if (folder.parent / _SWEEP).is_file() else None,
         reused=_whole(_reused(manifest).get("problems")),
@@ -286,14 +287,15 @@ def _solved(selections: Path) -> int:
     return sum(len(cells) > column and not cells[column] for _, cells in lines)
 
 
-def _wall_s(folder: Path, manifest: Mapping[str, object], started: str) -> float:
-    """The wall time in seconds; of a run without an end from its start to its journal's last row."""
+def _wall_s(folder: Path, manifest: Mapping[str, object], started: str, *, running: bool) -> float:
+    """The wall time in seconds; of a run without an end from its start until now, or to its journal's last row."""
     wall_s = manifest.get("wall_s")
     if isinstance(wall_s, int | float):
         return float(wall_s)
     with contextlib.suppress(ValueError, OSError, OverflowError):
         begin = datetime.datetime.fromisoformat(started)
-        return max(0.0, (folder / JOURNAL).stat().st_mtime - begin.timestamp())
+        end_s = time.time() if running else (folder / JOURNAL).stat().st_mtime
+        return max(0.0, end_s - begin.timestamp())
     return 0.0
 
 

@@ -50,7 +50,8 @@ _MAX_ROWS, _TOP, _BOTTOM = 30, 5, 10
 _BAR = 12
 _BETWEEN = " | "
 _SPEEDUP_TITLE = "speed-up over the best library path (geometric mean, least to most)"
-_MEMORY_KEY = "stages.select.max_extra_weight_pct"
+MEMORY_TITLE = "faster with more memory for weights (stages.select.max_extra_weight_pct=LIMIT)"
+MEMORY_TITLES = ("LIMIT", "faster", "speed-up", "a call", "memory per weight")
 _MAX_LIMITS = 5
 
 
@@ -271,22 +272,26 @@ def memory_option_lines(options: "pd.DataFrame | None", solved: int, width: int)
     if options is None or not len(options):
         return []
     rows: Sequence[Mapping[Any, Any]] = options.to_dict("records")
+    table, left_out = memory_limits(rows)
+    kept = (0, 1, 0, 2, 0)
+    columns = [
+        Column(title=title, cells=tuple(column), is_text=True, importance=importance)
+        for title, column, importance in zip(MEMORY_TITLES, zip(*table, strict=True), kept, strict=True)
+    ]
+    gaining = len({row["problem"] for row in rows})
+    title = f"{MEMORY_TITLE}: {gaining} of {counted(solved, 'problem')}"
+    more = [f"  and {left_out} more limits"] if left_out else []
+    return [title, *(f"  {line}" for line in aligned(columns, width - 2)), *more]
+
+
+def memory_limits(rows: Sequence[Mapping[Any, Any]]) -> tuple[list[tuple[str, ...]], int]:
+    """(cells of `MEMORY_TITLES` for the least limits, number of limits left out), of the rows of `memory_options`."""
     by_gain: dict[tuple[str, ...], tuple[str, ...]] = {}
     for limit in sorted({int(row["extra_weight_pct"]) for row in rows}):
         found = _limit_cells(limit, rows)
         by_gain.setdefault(found[1:4], found)  # a larger limit that gains no more to be seen is left out
     limits = list(by_gain.values())
-    cells = list(zip(*limits[:_MAX_LIMITS], strict=True))
-    titles = ("LIMIT", "faster", "speed-up", "a call", "memory per weight")
-    kept = (0, 1, 0, 2, 0)
-    columns = [
-        Column(title=title, cells=tuple(column), is_text=True, importance=importance)
-        for title, column, importance in zip(titles, cells, kept, strict=True)
-    ]
-    gaining = len({row["problem"] for row in rows})
-    title = f"faster with more memory for weights ({_MEMORY_KEY}=LIMIT): {gaining} of {counted(solved, 'problem')}"
-    more = [f"  and {len(limits) - _MAX_LIMITS} more limits"] if len(limits) > _MAX_LIMITS else []
-    return [title, *(f"  {line}" for line in aligned(columns, width - 2)), *more]
+    return limits[:_MAX_LIMITS], max(0, len(limits) - _MAX_LIMITS)
 
 
 def _limit_cells(limit_pct: int, rows: "Sequence[Mapping[Any, Any]]") -> tuple[str, str, str, str, str]:

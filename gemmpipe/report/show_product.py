@@ -4,10 +4,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gemmpipe.core.data import TIMED, Candidate, Trial, canonical_json
+from gemmpipe.core.data import Trial, canonical_json
 from gemmpipe.core.errors import UserError, printable, suggest_or_list
 from gemmpipe.core.events import counted
-from gemmpipe.core.units import bytes_text, time_text
+from gemmpipe.core.units import time_text
 from gemmpipe.report.attention import records
 from gemmpipe.report.data import TABLE, RunData
 from gemmpipe.report.diff_text import knobs_text
@@ -15,7 +15,15 @@ from gemmpipe.report.lines import wrapped
 from gemmpipe.report.show_text import choice_columns, legend_lines, product_object
 from gemmpipe.report.tables import origin_text
 from gemmpipe.report.text_table import Column, aligned, cut
-from gemmpipe.report.trial_frame import ProblemTrials, by_problem, statuses
+from gemmpipe.report.trial_frame import (
+    ProblemTrials,
+    by_problem,
+    is_choice,
+    memory_reason,
+    memory_text,
+    ranked,
+    statuses,
+)
 
 _MAX_LISTED = 5
 
@@ -97,14 +105,15 @@ def product_lines(shown: ShownProduct, width: int, most: int) -> Iterator[str]:
             yield from wrapped(printable(origin_text(shown.row)), width, "    ")
         yield "a table holds the choice alone" if shown.data.state == TABLE else "no candidate has a time"
         return
-    finals = _ranked(shown.trials.finals)
+    finals = ranked(shown.trials.finals)
     if finals:
         early = sum(trial.status != "ok" for trial in finals)
         left = f"; the last {early:,} left the race early" if early else ""
         yield from ("", f"finals: {counted(len(finals), 'candidate')}{left}")
         yield from aligned(_columns(finals, shown), width)
-        yield from _memory_lines(finals, shown, width)
-    search = _ranked(shown.trials.search)
+        if reason := memory_reason(finals, shown.row):
+            yield from wrapped(reason, width, " " * 4)
+    search = ranked(shown.trials.search)
     yield from ("", f"search: {counted(len(search), 'candidate')} timed, the fastest {min(most, len(search)):,}")
     yield from aligned(_columns(search[:most], shown), width)
     others = [each for each in statuses(shown.trials) if each[1] != "ok"]
@@ -115,18 +124,10 @@ def product_lines(shown: ShownProduct, width: int, most: int) -> Iterator[str]:
         yield cut(printable(f"{stage}: {count:,} {status}{reason}"), width)
 
 
-def _ranked(trials: Sequence[Any]) -> list[Trial]:
-    """The last timed trial of each candidate: full times first, then by time."""
-    last: dict[Candidate, Trial] = {each.trial.candidate: each.trial for each in trials}
-    timed = [trial for trial in last.values() if trial.status in TIMED and trial.time_us is not None]
-    return sorted(timed, key=lambda trial: (trial.status != "ok", trial.time_us or 0.0, trial.candidate.id))
-
-
 def _columns(trials: Sequence[Trial], shown: ShownProduct) -> list[Column]:
     best_us = min((trial.time_us for trial in trials if trial.time_us), default=1.0)
-    chosen = _chosen(shown)
-    marks = ["*" if _name(t) == chosen else "" for t in trials]
-    copies = tuple(f"+{bytes_text(t.extra_weight_bytes)}" if t.extra_weight_bytes else "" for t in trials)
+    marks = ["*" if is_choice(t, shown.row) else "" for t in trials]
+    copies = tuple(map(memory_text, trials))
     memory = [Column(title="weight memory", cells=copies)] if any(copies) else []
     return [
         Column(title="", cells=tuple(marks), is_text=True),
@@ -142,25 +143,6 @@ def _columns(trials: Sequence[Trial], shown: ShownProduct) -> list[Column]:
             is_text=True,
         ),
     ]
-
-
-def _memory_lines(trials: Sequence[Trial], shown: ShownProduct, width: int) -> Iterator[str]:
-    """Why faster candidates that keep a copy of the weight are not the choice."""
-    chosen = next((t for t in trials if _name(t) == _chosen(shown)), None)
-    if chosen is None or chosen.time_us is None:
-        return
-    faster = [t for t in trials if t.time_us is not None and t.time_us < chosen.time_us]
-    if any(t.extra_weight_bytes > chosen.extra_weight_bytes for t in faster):
-        text = "faster ones need more memory for the weight than stages.select.max_extra_weight_pct allows"
-        yield from wrapped(text, width, "    ")
-
-
-def _name(trial: Trial) -> tuple[str, str]:
-    return trial.candidate.backend, canonical_json(trial.candidate.knobs)
-
-
-def _chosen(shown: ShownProduct) -> tuple[str, str]:
-    return ("", "") if shown.row is None else (str(shown.row["libtype"]), str(shown.row["config"]))
 
 
 def as_object(shown: ShownProduct) -> dict[str, object]:

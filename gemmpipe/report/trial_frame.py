@@ -1,11 +1,14 @@
-"""Trials of a run by problem, for the sections about the search: times, best so far, and the effect of knobs."""
+"""Trials of a run by problem: times, best so far, the effect of knobs, and finalists that need more memory."""
 
 import math
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
-from gemmpipe.core.data import TIMED, Candidate, Trial
+from gemmpipe.core.data import TIMED, Candidate, Trial, canonical_json
+from gemmpipe.core.events import counted
+from gemmpipe.core.units import bytes_text, time_text
 from gemmpipe.report.data import TimedTrial
 
 SEARCH, FINALS = "screen", "bench"
@@ -60,6 +63,46 @@ def by_problem(trials: Iterable[TimedTrial]) -> dict[str, ProblemTrials]:
     names = dict.fromkeys([*search, *finals])
     found = {name: ProblemTrials(problem=name, search=search[name], finals=finals[name]) for name in names}
     return {name: part for name, part in found.items() if part.times_us()}
+
+
+def ranked(trials: Iterable[TimedTrial]) -> list[Trial]:
+    """The last timed trial of each candidate: full times first, then by time."""
+    last: dict[Candidate, Trial] = {each.trial.candidate: each.trial for each in trials}
+    timed = [trial for trial in last.values() if trial.status in TIMED and trial.time_us is not None]
+    return sorted(timed, key=lambda trial: (trial.status != "ok", trial.time_us or 0.0, trial.candidate.id))
+
+
+def is_choice(trial: Trial, row: Mapping[Any, Any] | None) -> bool:
+    """True for a trial of the choice of a row with `libtype` and `config`."""
+    candidate = trial.candidate
+    return row is not None and (candidate.backend, canonical_json(candidate.knobs)) == (row["libtype"], row["config"])
+
+
+def memory_text(trial: Trial) -> str:
+    """`+12.0 MiB`, what a candidate needs in addition to the stored weight; empty for nothing."""
+    return f"+{bytes_text(trial.extra_weight_bytes)}" if trial.extra_weight_bytes else ""
+
+
+def memory_reason(finals: Sequence[Trial], row: Mapping[Any, Any] | None) -> str:
+    """Why faster finalists that keep a copy of the weight are not the choice; empty where there are none."""
+    chosen = next((trial for trial in finals if is_choice(trial, row)), None)
+    if chosen is None or chosen.time_us is None:
+        return ""
+    faster = [
+        trial
+        for trial in finals
+        if trial.status == "ok"
+        and (trial.time_us or math.inf) < chosen.time_us
+        and trial.extra_weight_bytes > chosen.extra_weight_bytes
+    ]
+    if not faster:
+        return ""
+    best = min(faster, key=lambda trial: trial.time_us or math.inf)
+    which = counted(len(faster), "faster finalist") + (", the fastest" if len(faster) > 1 else ":")
+    return (
+        f"{which} {time_text(best.time_us)} with {memory_text(best)} for the weight, "
+        "more than stages.select.max_extra_weight_pct allows"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

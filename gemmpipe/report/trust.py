@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from markupsafe import Markup
 
 from gemmpipe.bench.timer import PairedRatio, paired_ratio
-from gemmpipe.charts.axes import Axis, linear_ticks, value_axis
+from gemmpipe.charts.axes import value_axis
 from gemmpipe.charts.bars import horizontal_stacks, vertical_stacks
 from gemmpipe.charts.colours import IDLE, TUNED, Colours, legend
 from gemmpipe.charts.lines import Interval, Series, interval_chart, line_chart
@@ -113,7 +113,7 @@ def _interval_figure(
 ) -> Markup:
     values = [v for each in intervals for v in (each.low, each.high, each.value) if v is not None]
     axis = value_axis([*values, 1.0], label=label, text="{:.4g}".format, log=max(values) > 2 * min(values), zoom=1.01)
-    chart = interval_chart(intervals, axis, colours, title=title, mark=1.0, width=900.0)
+    chart = interval_chart(intervals, axis, colours, title=title, mark=1.0)
     header = (
         "problem",
         "near_ties",
@@ -154,7 +154,8 @@ def wall_section(data: RunData, colours: Colours) -> Section | None:
         parts.append(_wall_figure(worked, colours))
     if data.builds:
         parts.append(_builds_figure(data.builds, colours))
-    lead = f"The last session took {duration_text(data.wall_s)}." if data.wall_s else ""
+    session = "last session" if data.sessions > 1 else "run"
+    lead = f"The {session} took {duration_text(data.wall_s)}." if data.wall_s else ""
     return Section(id="wall", title="Wall time", body=join(parts), lead=lead)
 
 
@@ -173,7 +174,7 @@ def _wall_figure(resources: Sequence[Resource], colours: Colours) -> Markup:
         stacks.append((each.name, {**shown, IDLE: each.idle_s / alike}))
     several = any(_alike(each.name) > 1 for each in resources)
     label = "seconds" + ("; of several alike (their number in brackets) the mean of one" if several else "")
-    chart = horizontal_stacks(stacks, colours, title="wall time by resource", label=label, unit="s", width=900.0)
+    chart = horizontal_stacks(stacks, colours, title="wall time by resource", label=label, unit="s")
     rows = [
         [each.name, activity, spent_s]
         for each in resources
@@ -271,13 +272,7 @@ def _state_chart(
             lines.append(Series(name=name, points=points))
     if not lines:
         return None
-    end = max(x for line in lines for x, _ in line.points) or 1.0
-    x = Axis(
-        low=0.0,
-        high=end,
-        label="seconds of the run" if data.has_times else "sample",
-        text="{:g}".format,
-        ticks=linear_ticks(0.0, end),
-    )
+    label = "seconds of the run" if data.has_times else "sample"
+    x = value_axis([x for line in lines for x, _ in line.points], label=label, text="{:g}".format)
     y = value_axis([v for line in lines for _, v in line.points], label=f"{title} ({unit})", text="{:g}".format)
     return line_chart(lines, x, y, colours, title=title, dots=len(lines[0].points) < 60)

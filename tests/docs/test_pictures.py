@@ -36,7 +36,7 @@ def test_pictures_are_small_and_anonymous() -> None:
 
 def test_parts_of_the_report_are_sections_of_the_example() -> None:
     text = REPORT.read_text()
-    for shot in SHOTS.values():
+    for shot in (each for each in SHOTS.values() if not each.notebook):
         for name in {shot.first, shot.last} - {"top"}:
             assert f'<section id="{name}"' in text, name
 

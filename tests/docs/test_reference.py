@@ -127,3 +127,20 @@ def test_every_page_is_in_the_navigation_and_ci_builds_the_site() -> None:
         assert str(path.relative_to(DOCS)) in nav, path
     steps = (ROOT / ".ci" / "run").read_text().splitlines()
     assert any("mkdocs build --strict" in step and not step.lstrip().startswith("#") for step in steps)
+
+
+@pytest.mark.parametrize("name", ["howto/report", "howto/python_api", "tutorials/read_a_report", "results"])
+def test_links_to_examples_are_kept_where_the_site_has_the_file(name: str) -> None:
+    """The example report is on the site; scripts, and the examples of the repository, are not."""
+    pytest.importorskip("mkdocs")
+    from hook import on_page_markdown
+    from mkdocs.config.defaults import MkDocsConfig
+    from mkdocs.structure.files import File, Files
+    from mkdocs.structure.pages import Page
+
+    config, source = MkDocsConfig(), (DOCS / f"{name}.md").read_text()
+    page = Page(None, File(f"{name}.md", str(DOCS), "site", use_directory_urls=True), config)
+    shown = on_page_markdown(source, page, config, Files([]))
+    assert shown.count("h200_report.html)") == source.count("h200_report.html)")
+    assert not re.search(r"\]\([./]*examples/[^)]*\.(py|ipynb|yml)\)", shown)
+    assert "examples/notebook.ipynb" in shown or "notebook.ipynb" not in source, "as text"

@@ -24,7 +24,16 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     pytest.importorskip("mlflow")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        command = [sys.executable, "-m", "gemmpipe", *LINE, "output=tuned", "listener=mlflow", "events=json"]
+        command = [
+            sys.executable,
+            "-m",
+            "gemmpipe",
+            *LINE,
+            "output=tuned",
+            "listener=mlflow",
+            "events=json",
+            "report=true",
+        ]
         ended = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
         assert ended.returncode == 0, ended.stderr
         (folder / "events.jsonl").write_text(ended.stdout)
@@ -148,7 +157,10 @@ def test_the_stream_of_json(site: Path) -> None:
     result = events[-1]
     assert (result["state"], result["exit_code"], len(result["products"])) == ("finished", 0, 2)
     assert result["products"][0]["key"]["N"] == 64
-    assert all(Path(name).is_file() for name in (*result["files"], *result["tables"]))
+    assert all(Path(name).is_file() for name in (*result["files"], *result["tables"], result["report"]))
+    folder = Path(result["report"]).parent
+    place = f"mlflow  {site / 'mlruns'} (experiment gemmpipe, run {folder.name})"
+    assert [event["text"] for event in events if event.get("text", "").startswith("mlflow")] == [place]
 
 
 def test_mlflow_has_parameters_metrics_and_files(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,7 +177,7 @@ def test_mlflow_has_parameters_metrics_and_files(site: Path, monkeypatch: pytest
     for m, time_us in zip(selections["M"], selections["us"], strict=True):
         assert run.data.metrics[f"time_us/M{m}_N64_K128"] == time_us
     assert {"stage_s/bench", "geomean/M_le_64/speedup", "wall_s", "products"} <= set(run.data.metrics)
-    assert {each.path for each in client.list_artifacts(run.info.run_id)} == {"tables", "tuned"}
+    assert {each.path for each in client.list_artifacts(run.info.run_id)} == {"tables", "tuned", "report.html"}
 
 
 @pytest.mark.parametrize(

@@ -405,7 +405,9 @@ def test_a_process_that_never_starts_is_a_one_line_error(monkeypatch: pytest.Mon
         pid = _server()
         os.kill(pid, signal.SIGSTOP)
         stopped_pids.append(pid)
-        threading.Timer(0.3, os.kill, (pid, signal.SIGKILL)).start()
+        threading.Timer(
+            1.5, os.kill, (pid, signal.SIGKILL)
+        ).start()  # the request is sent until then, also on a busy machine
         start(process)
 
     monkeypatch.setattr(kind, "start", stopped)

@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -89,6 +90,24 @@ def test_a_failing_listener_is_one_warning_and_is_called_no_more(where: str, cal
     assert [event.text for event in seen if event.kind == "line"] == ["one", "two"]
 
 
+class _Placed(_Failing):
+    def place(self) -> str:
+        return "http://tracker/1"
+
+
+@pytest.mark.parametrize(("where", "said"), [("", ["tracker  http://tracker/1"]), ("finish", [])])
+def test_the_place_of_the_run_is_told_after_its_end_unless_logging_failed(where: str, said: list[str]) -> None:
+    seen: list[Event] = []
+    events = Events(listeners=[seen.append])
+    listener = _Placed(where)
+    guarded = Guarded("tracker", listener, events)
+    events.listeners.append(guarded)
+    guarded.start(START)
+    guarded.finish(OUTCOME)
+    assert [event.text for event in seen if event.kind == "line"] == said
+    assert listener.calls == 2, "no event after the end"
+
+
 def test_metrics_have_names_that_trackers_take() -> None:
     found = metrics_of(OUTCOME)
     assert all(re.fullmatch(r"[A-Za-z0-9_.\-/]+", name) for name in found)
@@ -159,7 +178,9 @@ def test_wandb_logs_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     listener = Wandb(project="p", entity=None, run_name=None, mode="offline", artifacts=True)
     listener.require()
     listener.start(start)
-    listener.finish(OUTCOME)
+    (tmp_path / "report.html").write_text("<p>\n")
+    listener.finish(replace(OUTCOME, report=tmp_path / "report.html"))
+    assert Path(listener.place()).parent == tmp_path / "wandb"
     wandb.teardown()  # its service writes the log; it ends with the process otherwise
     (log,) = tmp_path.glob("wandb/offline-run-*/*.wandb")
     content = log.read_bytes()

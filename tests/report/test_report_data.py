@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,18 @@ def test_a_locked_journal_is_a_running_run(tmp_path: Path) -> None:
     assert read_run(tmp_path).state == KILLED
 
 
+def test_a_run_that_is_running_names_its_device_and_is_not_resumed(tmp_path: Path) -> None:
+    write_recorded_run(tmp_path, problems=1, candidates=0)
+    writer = Journal(tmp_path)
+    text = render(read_run(tmp_path), refresh_s=5)
+    writer.close()
+    assert "<h1>a8w8_blockscale on NVIDIA H200</h1>" in text
+    assert "<b>0</b><span>trials so far</span>" in text
+    assert "The journal has no trials yet." in text
+    assert "resume=" not in text
+    assert f"gemmpipe resume={tmp_path}" in render(read_run(tmp_path)), "killed"
+
+
 def test_times_of_sessions_follow_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [100.0]
     monkeypatch.setattr("gemmpipe.journal.writer.time.monotonic", lambda: clock[0])
@@ -73,6 +86,7 @@ def test_times_of_sessions_follow_each_other(tmp_path: Path, monkeypatch: pytest
     assert [each.t_s for each in data.trials[-4:]] == [2.5, 4.0, 6.5, 8.0]
     assert data.sessions == 3
     assert data.has_times
+    assert (data.state, data.wall_s) == (KILLED, 4.0), "of the last session, whenever the file was copied"
 
 
 def test_a_journal_of_before_has_no_times(tmp_path: Path) -> None:
@@ -179,6 +193,15 @@ def test_two_tables_of_one_kernel_are_told_apart_by_device(h200_tables: Path, tm
     assert data.products["shape"].nunique() == 2 * _table(shipped).products["shape"].nunique()
 
 
+def test_shapes_of_experts_name_each_type_once(h200_tables: Path) -> None:
+    data = _table(h200_tables / "tuned_fmoe.csv")
+    assert set(data.products["shape"]) == {
+        "2048 x 768 x 128 x 8, bfloat16",
+        "2048 x 768 x 128 x 8, float8_e4m3fn, per_1x128",
+    }
+    assert "model_dim x inter_dim x expert x topk" in render(data)
+
+
 def _copied_with(table: Path, to: Path, *changes: dict[str, str], extra: str = "") -> RunData:
     """The data of a table with its first row once for each of `changes`, and an `extra` column."""
     with table.open(newline="") as stream:
@@ -188,6 +211,22 @@ def _copied_with(table: Path, to: Path, *changes: dict[str, str], extra: str = "
         writer.writeheader()
         writer.writerows({**first, **change} for change in changes)
     return _table(to / NAME)
+
+
+def test_products_without_a_floor_do_not_hide_the_share_of_the_others(h200_tables: Path, tmp_path: Path) -> None:
+    data = _copied_with(h200_tables / NAME, tmp_path, {}, {"gfx": "cpu_avx512", "device": "a CPU", "M": "2"})
+    assert sum(share is not None and share > 0 for share in data.products["share"]) == 1
+    text = render(data)
+    assert re.search(r"<b>\d\d %</b><span>share of the floor, geometric mean</span>", text)
+    assert "over the products of all 2 devices together" in text
+
+
+def test_times_of_launches_back_to_back_are_said(h200_tables: Path, tmp_path: Path) -> None:
+    policies = ("graph cold interleaved", "graph cold interleaved separate", "host interleaved")
+    changes = ({"M": str(m), "policy": policy} for m, policy in enumerate(policies, 1))
+    text = render(_copied_with(h200_tables / NAME, tmp_path, *changes))
+    assert "1 product timed with launches of one kernel back to back" in text
+    assert "back to back" not in render(_table(h200_tables / NAME))
 
 
 def test_of_rows_of_one_key_the_one_that_is_used_is_reported(h200_tables: Path, tmp_path: Path) -> None:
@@ -261,6 +300,18 @@ def test_gains_with_more_weight_memory_are_read_from_the_run(tmp_path: Path) -> 
     text = render(data)
     assert "stages.select.max_extra_weight_pct=200" in text
     assert "2 products with a faster candidate that takes more weight memory than allowed" in text
+    where = text[text.index('<section id="where"') :].partition("</section>")[0]
+    table = where.partition("=LIMIT): 2 of 2 products")[2].replace("&gt;", ">")
+    cells = re.findall("<td[^>]*>(.*?)</td>", table)
+    assert cells[:2] == ["7", "1 problem"]
+    assert cells[5:10] == [
+        "100",
+        "2 problems",
+        "4.00x  (2.00x to 8.00x)",
+        "8.00 us -> 2.00 us",
+        "+64 B to +1.00 KiB",
+    ]
+    assert cells[10:] == ["200", "2 problems", "5.66x  (4.00x to 8.00x)", "8.00 us -> 1.41 us", "+64 B to +2.00 KiB"]
 
 
 def test_products_that_a_budget_left_are_told_with_the_command_that_goes_on(tmp_path: Path) -> None:

@@ -1,7 +1,5 @@
 """The report in a browser: no error, every section, colours of lines as in the legend, both themes, a narrow page."""
 
-import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +12,6 @@ from gemmpipe.report.tables import read_tables, table_source
 
 pytestmark = pytest.mark.e2e
 
-_PROGRAMS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 _COLOURS = """() => [...document.querySelectorAll("svg [data-name], svg[data-name]")].map((mark) => {
     const drawn = mark.matches("path, line, circle, rect") ? mark : mark.querySelector("path, line, circle, rect");
     if (!drawn) return null;
@@ -24,20 +21,6 @@ _COLOURS = """() => [...document.querySelectorAll("svg [data-name], svg[data-nam
 """Pairs of the name and the drawn colour of every mark: lines, dots, bars and the squares of legends."""
 _LEGENDS = """() => [...document.querySelectorAll(".legend svg")].map((mark) => [
     mark.dataset.name, getComputedStyle(mark.firstElementChild)[mark.querySelector("line") ? "stroke" : "fill"]])"""
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    """A headless Chromium; skips the test where there is none."""
-    program = next(filter(None, map(shutil.which, _PROGRAMS)), None)
-    if program is None:
-        pytest.skip(f"no browser on PATH; expected one of {', '.join(_PROGRAMS)}")
-    api = pytest.importorskip("playwright.sync_api", reason="playwright drives the browser: pip install playwright")
-    flags = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run"]
-    with api.sync_playwright() as play:
-        started = play.chromium.launch(executable_path=program, args=flags)
-        yield started
-        started.close()
 
 
 @pytest.fixture(scope="module")
@@ -124,6 +107,14 @@ def test_tables_of_knobs_show_all_columns(browser: Any, run_page: Path, width: i
     )
     assert len(widths) > 1
     assert all(needed <= given for needed, given in widths)
+    page.close()
+
+
+def test_the_steps_of_the_space_are_not_cut_on_a_narrow_page(browser: Any, run_page: Path) -> None:
+    page, _ = _open(browser, run_page, width=400)
+    widths = "() => [...document.querySelectorAll('.funnel')].map(f => [f.scrollWidth, f.parentElement.clientWidth])"
+    ((needed, given),) = page.evaluate(widths)
+    assert needed <= given
     page.close()
 
 

@@ -14,7 +14,7 @@ from gemmpipe.report.data import TimedTrial
 from gemmpipe.report.html import MAX_BYTES, render
 from gemmpipe.report.reading import read_run
 from gemmpipe.report.tables import read_tables, table_source
-from gemmpipe.report.trial_frame import ProblemTrials
+from gemmpipe.report.trial_frame import ProblemTrials, memory_reason
 from gemmpipe.report.trust import runner_up_ratio
 
 NAME = "a8w8_blockscale_tuned_gemm.csv"
@@ -168,6 +168,24 @@ def test_a_run_of_many_trials_gives_a_page_below_the_limit(tmp_path: Path) -> No
     text = render(read_run(tmp_path))
     assert len(text.encode()) < MAX_BYTES
     assert len(Page(text).values("option", "value")) >= 4
+
+
+def test_a_product_says_that_faster_candidates_need_more_memory(tmp_path: Path) -> None:
+    """In the words of `gemmpipe show`, with the memory in the texts of the candidate."""
+    write_recorded_run(tmp_path, problems=1)
+    write_manifest(tmp_path)
+    data = read_run(tmp_path)
+    finals = sorted((each for each in data.trials if each.trial.stage == "bench"), key=lambda e: e.trial.time_us or 0)
+    fastest, chosen = finals[0].trial, finals[1].trial
+    copy = replace(finals[0], trial=replace(fastest, extra_weight_bytes=12 << 20))
+    trials = [copy if each is finals[0] else each for each in data.trials]
+    products = data.products.assign(libtype=chosen.candidate.backend, config=canonical_json(chosen.candidate.knobs))
+    reason = memory_reason([copy.trial, chosen], products.to_dict("records")[0])
+    assert "+12.0 MiB for the weight" in reason
+    section = render(replace(data, trials=trials, products=products))
+    assert f"<p>{reason}.</p>" in section
+    assert re.search(r'data-tip="1\. [^"]*, \+12\.0 MiB for the weight"', section)
+    assert reason not in render(data), "nothing is said where the fastest is the choice"
 
 
 def test_library_methods_are_no_knobs_of_own_kernels(recorded_run: Path) -> None:

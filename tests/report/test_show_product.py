@@ -7,11 +7,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from report_runs import write_recorded_run
+from report_runs import write_manifest, write_recorded_run
 
 from gemmpipe.core.data import Candidate, Status, Trial, canonical_json
 from gemmpipe.report.reading import read_run
-from gemmpipe.report.show_product import ShownProduct, _columns, _memory_lines, find_product, product_lines
+from gemmpipe.report.show_product import ShownProduct, _columns, find_product, product_lines
+from gemmpipe.report.trial_frame import memory_reason
 
 CONVERT = Candidate.of("torch", {"method": "float32_convert"})
 COPY = Candidate.of("torch", {"method": "bfloat16_copy"})
@@ -41,15 +42,28 @@ def test_faster_candidates_with_a_copy_of_the_weight_say_why_they_are_not_chosen
     found = {column.title: column.cells for column in _columns(trials, shown(CONVERT))}
     assert found[""] == ("", "*")
     assert found.get("weight memory") == (("+20.0 MiB", "") if said else None)
-    assert bool(list(_memory_lines(trials, shown(CONVERT), 120))) == said
-    assert list(_memory_lines(trials, shown(COPY), 120)) == []
+    text = (
+        "1 faster finalist: 1.00 us with +20.0 MiB for the weight, more than stages.select.max_extra_weight_pct allows"
+    )
+    assert memory_reason(trials, shown(CONVERT).row) == (text if said else "")
+    assert memory_reason(trials, shown(COPY).row) == ""
+    stopped = replace(trials[0], status=Status.PRUNED)
+    assert memory_reason([stopped, trials[1]], shown(CONVERT).row) == "", "one that was stopped early has not won"
 
 
-def test_why_a_faster_candidate_is_not_the_choice_is_said_whole_at_80_columns() -> None:
-    trials = [trial(COPY, 1.0, 20 << 20), trial(CONVERT, 30.0, 0)]
-    lines = list(_memory_lines(trials, shown(CONVERT), 80))
+def test_why_a_faster_candidate_is_not_the_choice_is_said_whole_at_80_columns(tmp_path: Path) -> None:
+    write_recorded_run(tmp_path, problems=1)
+    write_manifest(tmp_path)
+    data = read_run(tmp_path)
+    finals = sorted((each for each in data.trials if each.trial.stage == "bench"), key=lambda e: e.trial.time_us or 0)
+    copy = replace(finals[0], trial=replace(finals[0].trial, extra_weight_bytes=12 << 20))
+    chosen = finals[1].trial.candidate
+    products = data.products.assign(libtype=chosen.backend, config=canonical_json(chosen.knobs))
+    trials = [copy if each is finals[0] else each for each in data.trials]
+    found = find_product(replace(data, trials=trials, products=products), {})
+    lines = list(product_lines(found, 80, 5))
     assert all(len(line) <= 80 for line in lines)
-    assert " ".join(" ".join(lines).split()).endswith("stages.select.max_extra_weight_pct allows")
+    assert memory_reason([copy.trial, finals[1].trial], found.row) in " ".join(" ".join(lines).split())
 
 
 def test_the_finals_say_which_left_early_and_what_the_knobs_are(tmp_path: Path) -> None:
