@@ -106,8 +106,9 @@ def small_run() -> Iterator[tuple[str, list["Text"]]]:
     """A small run on a CPU: its progress, and its last screen."""
     with _folder() as folder:
         frames = _recorded(folder, ["gemmpipe", *_SMALL_RUN.split(), _ITEMS, "output=tuned"])
-    moving = [frame for frame in frames if any("\u2501" in line for line in frame)]
-    yield "progress", _texts(moving[len(moving) // 2])
+    bars = [f for f in frames if any(re.search("[\u2500\u2501]{8}", line) for line in f)]
+    before_results = [frame for frame in bars if not any("merge" in line for line in frame)]
+    yield "progress", _texts(before_results[-1])
     yield "cpu_run", _texts(frames[-1])
 
 
