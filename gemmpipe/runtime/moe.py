@@ -5,10 +5,11 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from gemmpipe.core.data import Device, Problem, Scalar
+from gemmpipe.core.data import Device, Knobs, Problem, Scalar
 from gemmpipe.core.errors import UserError, short_repr
 from gemmpipe.family import Family, GemmSpec, Implementation, Inputs, KeyColumn, Prepared, Weights, load_family
 from gemmpipe.family.dtypes import DTYPES_16BIT, FP8_DTYPES
+from gemmpipe.family.moe import routing
 from gemmpipe.family.problem import parse_key_value
 from gemmpipe.launch.workspace import unshared_scratch
 from gemmpipe.runtime.binding import MakeOut, NotCapturable, cached_form, device_context
@@ -17,6 +18,7 @@ from gemmpipe.runtime.capture.routing import routing_counter
 from gemmpipe.runtime.capture.watcher import capture_paused, current_module
 from gemmpipe.runtime.copy_log import log_converted
 from gemmpipe.runtime.dispatch import EAGER, Dispatch, RecordingDispatch, dispatch_of
+from gemmpipe.runtime.mixture_binding import OPERANDS, BoundMixture, PlannedLaunches, bind_mixture
 from gemmpipe.runtime.operands import (
     KeyDiagnosis,
     OptionalTensor,
@@ -335,4 +337,49 @@ def _bind(
             out = launch()  # a library may return memory of its own
         return out.view(*given.x.shape[:-1], spec.n)
 
+    if not plain or not isinstance(implementation, PlannedLaunches) or not implementation.launches_alone(spec):
+        return call
+    return _quick_call(implementation, spec, knobs, device, call, make_out)
+
+
+def _quick_call(
+    implementation: PlannedLaunches,
+    spec: GemmSpec,
+    knobs: Knobs,
+    device: Device,
+    general: MixtureCall,
+    make_out: MakeOut | None,
+) -> MixtureCall:
+    """The launches bound at the first call; `general` for operands that must be converted or copied first."""
+    bound: list[BoundMixture | None] = []
+    shape, others = (spec.m, spec.n), device.kind != "cpu" and torch.cuda.device_count() > 1
+
+    def call(given: RoutedOperands) -> torch.Tensor:
+        if others and torch.cuda.current_device() != device.index:
+            with device_context(device):
+                return call(given)
+        if not bound:
+            bound.append(_bound_mixture(implementation, spec, knobs, device, given))
+        launch, out = bound[0], None
+        if launch is not None:
+            out = torch.empty(shape, dtype=given.x.dtype, device=given.x.device) if make_out is None else make_out()
+            x, ids, shares = given.x, given.topk_ids, given.topk_weights
+            if not launch((x, ids, shares, out, given.w, given.w_scale, given.w2, given.w2_scale)):
+                out = None
+        return general(given) if out is None else out.view(*given.x.shape[:-1], spec.n)
+
     return call
+
+
+def _bound_mixture(
+    implementation: PlannedLaunches, spec: GemmSpec, knobs: Knobs, device: Device, given: RoutedOperands
+) -> BoundMixture | None:
+    """The launches for operands of these types; None if the routing must be converted in each call."""
+    if given.topk_ids.dtype != torch.int32 or given.topk_weights.dtype != torch.float32:
+        return None
+    with device_context(device):
+        inputs, weights = routed_inputs(given, spec), routed_weights(given)
+        ids, shares = routing(inputs)
+        out = torch.empty((spec.m, spec.n), dtype=given.x.dtype, device=given.x.device)
+        tensors = (inputs.x, ids, shares, out, weights.w, weights.w_scale, weights.w2, weights.w2_scale)
+        return bind_mixture(implementation, spec, knobs, device, dict(zip(OPERANDS, tensors, strict=True)))

@@ -144,6 +144,10 @@ class EngineExperts(MultiLaunchImplementation, EngineImplementation):
             return []
         return [partial(_sum_of_parts, parts.view(spec.m, -1, spec.n), out)]
 
+    def launches_alone(self, spec: GemmSpec) -> bool:
+        """False if torch adds up the parts, or if the engine's function is called."""
+        return not self.calls_engine and not sums_in_torch(spec)
+
     def default(self, spec: GemmSpec, device: Device) -> Knobs | None:
         """The engine's configuration without a file."""
         found = engine_moe.default_engine_config(self.label, spec)

@@ -97,6 +97,10 @@ class MultiLaunchImplementation(Implementation):
         """Library calls after the launches, on the tensors of the call by name."""
         return []
 
+    def launches_alone(self, spec: GemmSpec) -> bool:
+        """True if a call consists of the plan's launches."""
+        return True
+
     def builds(self, spec: GemmSpec, knobs: Knobs, device: Device) -> tuple[Build, ...]:
         """A build for each launch."""
         return tuple(dict.fromkeys(build for _, build in self.launch_plan(spec, knobs, device)))

@@ -1,0 +1,59 @@
+"""The plug-in for SGLang in the layers of a real SGLang, on a CPU.
+
+`.ci/contract sglang==VERSION ...` downloads the versions and names their folder in VLLM_CONTRACT; without it these
+tests are skipped. Hooks on functions of both ends of the supported versions: test_sglang.py.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+PROGRAM = Path(__file__).parent / "_sglang_program.py"
+FOLDER = os.environ.get("VLLM_CONTRACT", "")
+VERSIONS = sorted(path.name for path in Path(FOLDER).glob("sglang-*")) if FOLDER else []
+INSTALLED = pytest.mark.skipif(not VERSIONS, reason="no SGLang in VLLM_CONTRACT: .ci/contract sglang==VERSION ...")
+BY_VERSION = [
+    pytest.param(version, marks=[pytest.mark.contract, pytest.mark.e2e, INSTALLED]) for version in VERSIONS or ["none"]
+]
+STEPS = {16: "exact", 9: "padded", 40: "engine"}
+LIMITS = {"bf16": 0.005, "blocks": 0.08}
+"""The norm of the error over that of the result; SGLang's quantiser cuts digits off in Triton's interpreter."""
+
+
+@cache
+def results(version: str) -> dict[str, Any]:
+    """What the program finds with this version's real layers."""
+    folder = Path(FOLDER) / f"tables-{version}"
+    folder.mkdir(exist_ok=True)
+    command = [sys.executable, str(PROGRAM), str(Path(FOLDER) / version), str(Path(FOLDER) / "packages"), str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr[-4000:]
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+@pytest.mark.parametrize("version", BY_VERSION)
+@pytest.mark.parametrize("dtype", ["bf16", "blocks"])
+def test_layers_of_one_rank_and_of_two(version: str, dtype: str) -> None:
+    """By a rank's sizes, also after weights were loaded again; a row-parallel layer is reduced once, by SGLang."""
+    found = results(version)[dtype]
+    assert set(found) == {"replicated", "column", "merged", "row"}
+    for kind, report in found.items():
+        assert len(report) == (6 if kind == "replicated" else 12)
+        for _, m, step, wrong, reduced in report:
+            assert step == STEPS[m], kind
+            assert wrong < LIMITS[dtype], kind
+            assert reduced == (kind == "row")
+
+
+@pytest.mark.parametrize("version", BY_VERSION)
+def test_lora_is_added_to_our_product(version: str) -> None:
+    found = results(version)["lora"]
+    assert found["step"] == "exact"
+    assert found["error"] < LIMITS["bf16"]
