@@ -193,11 +193,14 @@ def _path(argument: str, given: object) -> Path:
 
 
 def _last_run() -> Path:
-    """The folder with the newest manifest, including the runs of sweeps."""
-    found = [*RUNS.glob(f"*/*/{_MANIFEST}"), *RUNS.glob(f"*/*/*/{_MANIFEST}")]
+    """The newest finished run, also of a sweep; one that found all problems tuned already only if there is no other."""
+    from gemmpipe.report.run_folder import REUSED, SELECTIONS
+
+    found = [path.parent for path in (*RUNS.glob(f"*/*/{_MANIFEST}"), *RUNS.glob(f"*/*/*/{_MANIFEST}"))]
     if not found:
         raise UserError(f"load: no finished run under {RUNS}; expected the folder of a run")
-    return max(found, key=lambda path: path.stat().st_mtime_ns).parent
+    own = [folder for folder in found if (folder / SELECTIONS).is_file() or not (folder / REUSED).is_file()]
+    return max(own or found, key=lambda folder: (folder / _MANIFEST).stat().st_mtime_ns)
 
 
 def _result(folder: Path) -> RunResult:

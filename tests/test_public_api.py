@@ -119,7 +119,7 @@ def test_a_run_and_its_result(folder: Path, capsys: pytest.CaptureFixture[str]) 
     again = gemmpipe.run("tune", **TINY, **ITEMS)
     assert again.exit_code == 0
     assert again.table[["M", "us"]].to_numpy().tolist() == best[["M", "us"]].to_numpy().tolist(), "those of the table"
-    assert gemmpipe.load("last") == again
+    assert gemmpipe.load("last") == result, "the one that timed them, as in show and report"
     nothing = "nothing was timed there, all 2 problems were tuned already; expected the run that timed them"
     for read in (again.report, lambda: again.products, lambda: result.diff(again)):
         with pytest.raises(gemmpipe.UserError, match=nothing) as raised:

@@ -13,7 +13,7 @@ from gemmpipe.cli.folders import ConfigFolders
 from gemmpipe.core.errors import UserError
 from gemmpipe.core.paths import RUNS
 from gemmpipe.journal import NAME as JOURNAL
-from gemmpipe.report.run_folder import FINISHED, LAST, RUNNING, SELECTIONS, describe_run, is_run, run_folders
+from gemmpipe.report.run_folder import FINISHED, LAST, RUNNING, describe_run, is_run, run_folders
 
 if TYPE_CHECKING:
     from gemmpipe.report.tables import TableSource
@@ -128,7 +128,7 @@ def _newest_run(*, watch: bool) -> Path:
     found = [folder for folder in run_folders() if (folder / JOURNAL).is_file()]
     for folder in sorted(found, key=lambda each: (each / JOURNAL).stat().st_mtime_ns, reverse=True):
         facts = describe_run(folder)
-        chosen = (folder / SELECTIONS).is_file() or facts.state != FINISHED  # a run that only lists problems has none
+        chosen = facts.solved or facts.state != FINISHED  # a run that only lists problems, or solves none, has none
         if (facts.problems and chosen) or (watch and facts.state == RUNNING):
             return folder
     raise UserError(f"report: last: no run with products under {RUNS}; expected the folder of a run or a tuned table")

@@ -71,7 +71,7 @@ def _place(name: str, kernel: str) -> Path:
         return path
     if kernel:
         raise UserError("show: kernel: only a table takes it; a run names its kernel")
-    return path if name != LAST and is_run(path) else find_finished(name, "show", needs=SELECTIONS)
+    return path if name != LAST and is_run(path) else find_finished(name, "show", needs=SELECTIONS, solved=True)
 
 
 def _read(place: Path, kernel: str) -> "RunData":

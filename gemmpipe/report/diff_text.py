@@ -90,7 +90,8 @@ def note_lines(found: Difference) -> list[str]:
     if unchanged is not None and found.changed_winners:
         text = f"{counted(unchanged.count, 'product')} with the same winner: geomean {unchanged.mean:.3f}x"
         notes.append(f"{text}, by the machine or the software alone")
-    if shared := sum(on_shared_device(pair.before, pair.after) for pair in found.pairs):
+    unsure = [pair for pair in found.pairs if pair.verdict == UNSURE]
+    if shared := sum(on_shared_device(pair.before, pair.after) for pair in unsure):
         was = "was" if shared == 1 else "were"
         notes.append(f"{counted(shared, 'product')} {was} timed while other processes used the device: unsure")
     if found.without_interval:

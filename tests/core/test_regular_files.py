@@ -25,6 +25,7 @@ _MAY_OPEN = {
     "core/cpu_load.py",  # /proc
     "core/torch_build.py",  # files of the installed torch
     "charts/page.py",  # files of this package
+    "charts/style.py",  # the same
     "backends/deepgemm_package.py",  # headers of the installed DeepGEMM
     "backends/deepgemm_build.py",  # the same, and binaries that it compiles
     "sources/routing_counts.py",  # a lock file, which it creates

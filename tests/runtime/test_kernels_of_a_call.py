@@ -93,12 +93,14 @@ def counter(monkeypatch: pytest.MonkeyPatch) -> Counter:
 
     for module in (
         "gemmpipe.runtime.binding",
+        "gemmpipe.runtime.mixture_binding",
         "gemmpipe.launch.launch",
         "gemmpipe.kernels.fmoe._triton",
         "gemmpipe.templates.quantise",
     ):
         monkeypatch.setattr(f"{module}.load_build", load)
-    monkeypatch.setattr("gemmpipe.runtime.binding.stream_getter", lambda: lambda index: 7)
+    for module in ("binding", "mixture_binding"):
+        monkeypatch.setattr(f"gemmpipe.runtime.{module}.stream_getter", lambda: lambda index: 7)
     for module in ("binding", "moe"):
         monkeypatch.setattr(f"gemmpipe.runtime.{module}.device_context", lambda device: torch.no_grad())
     monkeypatch.setattr("gemmpipe.runtime.binding._synchronized", lambda make, device: make())
