@@ -136,6 +136,7 @@ def test_ctrl_c_finishes_the_work_in_hand_and_resume_goes_on(start: Start, site:
     assert sorted(selections["M"]) == list(range(1, PROBLEMS + 1)), "the run's own table holds all of it"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stage", [pytest.param("screen", marks=pytest.mark.slow), "bench"])
 def test_a_stopped_batch_keeps_its_finished_finals(start: Start, site: Site, stage: str) -> None:
     started = start(MANY, BRIEF, "space.PACE_MS=[0,10,11,12,13,14,15]", "search=exhaustive")
@@ -159,6 +160,7 @@ def hung_up() -> Iterator[None]:
     signal.signal(signal.SIGHUP, before)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("hung_up")
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.slow)])
 def test_a_signal_to_all_processes_of_a_run_blames_nobody(start: Start, site: Site, number: signal.Signals) -> None:
@@ -215,6 +217,7 @@ def test_ctrl_c_ends_a_run_that_waits_for_its_device(start: Start, site: Site, m
     assert "Traceback" not in error
 
 
+@pytest.mark.slow
 def test_a_hanging_worker_does_not_outlive_a_killed_driver(start: Start, site: Site) -> None:
     started = start("space.KIND=[right,hang]", "executor.timeout_s=3600")
     _wait_until_it_hangs(site)
@@ -250,6 +253,7 @@ def _killed_at_random(start: Start, site: Site, rounds: int, words: tuple[str, .
     table_is_right(site, range(1, PROBLEMS + 1))
 
 
+@pytest.mark.slow
 def test_killed_at_random_and_resumed(start: Start, site: Site) -> None:
     _killed_at_random(start, site, 1, (MANY, BRIEF, "space.PACE_MS=[0,5,6,7,8,9,10]", "search=exhaustive", "batch=1"))
 
@@ -289,6 +293,7 @@ def test_what_is_killed_as_it_starts_is_started_again(
     table_is_right(site, (1, 2))
 
 
+@pytest.mark.slow
 def test_workers_that_are_killed_for_ever_end_the_run_in_a_line(start: Start, site: Site) -> None:
     started = start(FEW, "space.PACE_MS=[0]", before=SHORT_PAUSES)
     while started.process.poll() is None:
@@ -321,6 +326,7 @@ def test_a_full_disk_ends_in_one_line_and_loses_nothing(start: Start, site: Site
     table_is_right(site, range(1, PROBLEMS + 1))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("own_locks")
 def test_runs_that_merge_at_once_lose_no_row(start: Start, site: Site, faulty_words: tuple[str, ...]) -> None:
     for m in (1, 2):

@@ -67,6 +67,7 @@ def test_capture_loads_no_torch(home: Path, argv: tuple[str, ...]) -> None:
     assert loaded(home, "capture", *argv) <= {"pandas"}
 
 
+@pytest.mark.slow
 def test_another_limit_of_instructions_is_asked_of_torch(home: Path) -> None:
     argv = ("capture", *ONE)
     assert "torch" in loaded(home, *argv, environment={"ATEN_CPU_CAPABILITY": "default"})

@@ -96,6 +96,7 @@ def test_a_job_that_is_killed_takes_neither_the_sweep_nor_the_others_along(site:
     table_is_right(site, range(1, 9))
 
 
+@pytest.mark.slow
 def test_a_sweep_that_is_stopped_says_how_the_rest_is_done(site: Site, capfd: pytest.CaptureFixture[str]) -> None:
     items = "shapes.items=[{M: [1,2,3,4], N: 32, K: 64}],[{M: [5,6,7,8], N: 32, K: 64}]"
     line = ("-m", items, "space.PACE_MS=[15,15.1,15.2]", "search=exhaustive", "batch=1", "backend=[faulty]", BRIEF)

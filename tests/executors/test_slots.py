@@ -53,6 +53,7 @@ def _all(found: "queue.SimpleQueue[Future[Any]]", count: int) -> list[int]:
     return sorted(found.get(timeout=180).result() for _ in range(count))
 
 
+@pytest.mark.slow
 def test_a_forkserver_that_is_killed_repeatedly_loses_no_task(pool: ProcessSlots) -> None:
     found = _schedule(pool, 40)
     for pause_s in (0.0, 0.3, 1.5):

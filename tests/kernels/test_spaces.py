@@ -249,6 +249,7 @@ def test_compiles_without_a_gpu_within_the_estimate(
             assert facts.spills == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "m", "n", "k", "stages", "splits"),
     [

@@ -30,6 +30,7 @@ def _run(mode: str, cases: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(OLD, reason="triton 3.6 interprets with numpy before 2.4 only")
 def test_the_choice_of_a_worker_goes_to_the_finals() -> None:
     cases = [

@@ -146,6 +146,7 @@ def test_cells_that_spreadsheets_run_have_an_apostrophe(recorded_run: Path) -> N
     assert json.loads(wall).splitlines()[1].startswith("'=cmd(),'@x,")
 
 
+@pytest.mark.slow
 def test_a_table_of_many_rows_gives_a_page_below_the_limit(h200_tables: Path, tmp_path: Path) -> None:
     lines = (h200_tables / NAME).read_text().splitlines(keepends=True)
     path = tmp_path / NAME

@@ -265,6 +265,7 @@ def test_a_compiler_sees_an_operator() -> None:
     assert out.shape == (spec.m, spec.n)
 
 
+@pytest.mark.slow
 @pytest.mark.e2e
 def test_tune_then_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Real stages on the CPU, then the run time uses their table."""

@@ -359,6 +359,7 @@ def test_knobs_without_effect_are_dropped() -> None:
     assert "PREFETCH_DESCRIPTORS" not in both
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "tile",
     [
@@ -381,6 +382,7 @@ def test_constant_sizes_are_no_arguments(tile: tuple[int, int, int, bool]) -> No
     assert len(kernel.builds(spec, {**knobs, "CONSTANT_NK": False}, SM_90)) == len(others)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("tile", "readings"),
     [
