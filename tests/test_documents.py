@@ -51,7 +51,7 @@ def test_the_readme_leads_to_the_pages() -> None:
     "command",
     [
         "pip install -e . && gemmpipe kernel=a8w8_blockscale shapes=llama70b",
-        "pip install -e '.[test]' && python -m pytest -n 3",
+        "pip install -e '.[test]' && python -m pytest -n 2",
     ],
 )
 def test_the_readme_has_the_commands_as_lines(command: str) -> None:
