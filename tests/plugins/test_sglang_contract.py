@@ -4,18 +4,12 @@
 tests are skipped. Hooks on functions of both ends of the supported versions: test_sglang.py.
 """
 
-import json
-import os
-import subprocess
-import sys
-from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pytest
+from contract_program import FOLDER, results
 
-PROGRAM = Path(__file__).parent / "_sglang_program.py"
-FOLDER = os.environ.get("VLLM_CONTRACT", "")
+PROGRAM = "_sglang_program.py"
 VERSIONS = sorted(path.name for path in Path(FOLDER).glob("sglang-*")) if FOLDER else []
 INSTALLED = pytest.mark.skipif(not VERSIONS, reason="no SGLang in VLLM_CONTRACT: .ci/contract sglang==VERSION ...")
 BY_VERSION = [
@@ -26,23 +20,11 @@ LIMITS = {"bf16": 0.005, "blocks": 0.08}
 """The norm of the error over that of the result; SGLang's quantiser cuts digits off in Triton's interpreter."""
 
 
-@cache
-def results(version: str) -> dict[str, Any]:
-    """What the program finds with this version's real layers."""
-    folder = Path(FOLDER) / f"tables-{version}"
-    folder.mkdir(exist_ok=True)
-    command = [sys.executable, str(PROGRAM), str(Path(FOLDER) / version), str(Path(FOLDER) / "packages"), str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stderr[-4000:]
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
-
-
 @pytest.mark.parametrize("version", BY_VERSION)
 @pytest.mark.parametrize("dtype", ["bf16", "blocks"])
 def test_layers_of_one_rank_and_of_two(version: str, dtype: str) -> None:
     """By a rank's sizes, also after weights were loaded again; a row-parallel layer is reduced once, by SGLang."""
-    found = results(version)[dtype]
+    found = results(PROGRAM, version)[dtype]
     assert set(found) == {"replicated", "column", "merged", "row"}
     for kind, report in found.items():
         assert len(report) == (6 if kind == "replicated" else 12)
@@ -54,6 +36,6 @@ def test_layers_of_one_rank_and_of_two(version: str, dtype: str) -> None:
 
 @pytest.mark.parametrize("version", BY_VERSION)
 def test_lora_is_added_to_our_product(version: str) -> None:
-    found = results(version)["lora"]
+    found = results(PROGRAM, version)["lora"]
     assert found["step"] == "exact"
     assert found["error"] < LIMITS["bf16"]

@@ -4,19 +4,13 @@
 skipped, but for those of the checker itself.
 """
 
-import json
-import os
-import subprocess
-import sys
-from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pytest
 from contract import EXPECTED, Expected, broken, check
+from contract_program import FOLDER, results
 
-PROGRAM = Path(__file__).parent / "_vllm_program.py"
-FOLDER = os.environ.get("VLLM_CONTRACT", "")
+PROGRAM = "_vllm_program.py"
 VERSIONS = sorted(path.name for path in Path(FOLDER).iterdir() if path.name[0].isdigit()) if FOLDER else []
 INSTALLED = pytest.mark.skipif(not VERSIONS, reason="VLLM_CONTRACT names no folder: .ci/contract VERSION ...")
 BY_VERSION = [
@@ -68,18 +62,6 @@ def test_sources(version: str) -> None:
     assert check(Path(FOLDER) / version) == []
 
 
-@cache
-def results(version: str) -> dict[str, Any]:
-    """What the program finds with this version's real layers."""
-    folder = Path(FOLDER) / f"tables-{version}"
-    folder.mkdir(exist_ok=True)
-    command = [sys.executable, str(PROGRAM), str(Path(FOLDER) / version), str(Path(FOLDER) / "packages"), str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stderr[-4000:]
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
-
-
 STEPS = {"1": "exact", "16": "exact", "9": "padded", "40": "engine"}
 """M -> step: the tables have rows for 1 and 16."""
 
@@ -87,7 +69,7 @@ STEPS = {"1": "exact", "16": "exact", "9": "padded", "40": "engine"}
 @pytest.mark.parametrize("version", BY_VERSION)
 @pytest.mark.parametrize("case", ["block_linear", "row_linear", "bf16_linear"])
 def test_linear_layers_dispatch_by_m_and_are_right(version: str, case: str) -> None:
-    found = results(version)[case]
+    found = results(PROGRAM, version)[case]
     assert {m: step for m, (_, step) in found["steps"].items()} == STEPS
     for kind in ("steps", "reloaded", "replaced"):
         assert all(error < 0.05 for error, *_ in found.get(kind, {}).values()), kind  # fp8 rounds by up to 6 %
@@ -96,7 +78,7 @@ def test_linear_layers_dispatch_by_m_and_are_right(version: str, case: str) -> N
 
 @pytest.mark.parametrize("version", BY_VERSION)
 def test_kernels_are_combined_with_vllms_choice(version: str) -> None:
-    found = results(version)
+    found = results(PROGRAM, version)
     assert found["block_linear"]["kernel"][:2] == ["GemmpipeTritonFp8BlockScaledMMKernel", "GemmpipeFp8BlockKernel"]
     assert found["row_linear"]["kernel"][1] == "GemmpipeFp8RowKernel"
     ours, none = found["forced_backend"]["auto"]
@@ -107,14 +89,14 @@ def test_kernels_are_combined_with_vllms_choice(version: str) -> None:
 
 @pytest.mark.parametrize("version", BY_VERSION)
 def test_a_kernel_that_quantises_activations_itself(version: str) -> None:
-    found = results(version)["quantising_linear"]
+    found = results(PROGRAM, version)["quantising_linear"]
     assert found["kernel"][:2] == ["GemmpipeQuantising", "GemmpipeFp8BlockKernel"]
     assert all(error < 0.05 for error, *_ in found["steps"].values())
 
 
 @pytest.mark.parametrize("version", BY_VERSION)
 def test_deepgemms_scales_are_read_by_both(version: str) -> None:
-    found = results(version)["deepgemm_linear"]
+    found = results(PROGRAM, version)["deepgemm_linear"]
     assert found["kernel"][:2] == ["GemmpipeDeepGemmFp8BlockScaledMMKernel", "GemmpipeFp8BlockKernel"]
     assert found["isinstance"]
     assert found["power_of_two"]
@@ -126,7 +108,7 @@ def test_deepgemms_scales_are_read_by_both(version: str) -> None:
 
 @pytest.mark.parametrize("version", BY_VERSION)
 def test_compiled_layers_have_one_operator(version: str) -> None:
-    for found in results(version)["compiled"].values():
+    for found in results(PROGRAM, version)["compiled"].values():
         assert found["operators"] == ["gemmpipe.engine_product"]
         assert found["errors"] == [0, 0, 0]
 
@@ -134,7 +116,7 @@ def test_compiled_layers_have_one_operator(version: str) -> None:
 @pytest.mark.parametrize("version", BY_VERSION)
 def test_fusion_passes_put_our_quantisers_into_graphs(version: str) -> None:
     """With the results of vLLM's own, and without its copy of the residual, an input of the graph."""
-    found = results(version)["quantisers"]
+    found = results(PROGRAM, version)["quantisers"]
     names = ("per_token_group_fp8_quant", "rms_norm_per_block_quant_out", "silu_and_mul_per_block_quant")
     assert found["operators"] == [f"gemmpipe.{name}" for name in names]
     assert found["errors"] == found["engine_errors"]
@@ -144,7 +126,7 @@ def test_fusion_passes_put_our_quantisers_into_graphs(version: str) -> None:
 
 @pytest.mark.parametrize("version", BY_VERSION)
 def test_experts(version: str) -> None:
-    found = results(version)["experts"]
+    found = results(PROGRAM, version)["experts"]
     for name, limit in (("bf16", 0.01), ("fp8", 0.1)):
         tuned, other = found[f"{name} 4"], found[f"{name} 7"]
         assert (tuned["engine"], tuned["steps"]) == (False, ["exact"])
@@ -163,7 +145,7 @@ LIMITS = {"bf16": 0.005, "fp8": 0.05}
 def test_ranks_of_tensor_parallelism(version: str, dtype: str) -> None:
     """Tables have rows for a rank's sizes alone; a row-parallel layer is reduced once, with one rank's bias."""
     for kind in KINDS[dtype]:
-        found = results(version)["tensor_parallel"][f"{kind} {dtype}"]
+        found = results(PROGRAM, version)["tensor_parallel"][f"{kind} {dtype}"]
         assert [(rank, m) for rank, m, *_ in found] == [(rank, m) for rank in (0, 1) for m in (16, 9, 40)]
         for _, m, step, wrong, reduced in found:
             assert step == STEPS[str(m)], kind
@@ -176,7 +158,7 @@ def test_ranks_of_tensor_parallelism(version: str, dtype: str) -> None:
 def test_lora_over_layers_with_rows(version: str, dtype: str) -> None:
     """vLLM's wrappers: half of the tokens have an adapter, in the steps of a decode and of a prefill."""
     for kind in ("replicated", *KINDS[dtype]):
-        found = results(version)["lora"][f"{kind} {dtype}"]
+        found = results(PROGRAM, version)["lora"][f"{kind} {dtype}"]
         assert [step for _, step, _ in found] == [STEPS[str(m)] for m in (16, 16, 9, 40)], kind
         assert all(wrong < LIMITS[dtype] for *_, wrong in found), kind
 
@@ -184,7 +166,7 @@ def test_lora_over_layers_with_rows(version: str, dtype: str) -> None:
 @pytest.mark.parametrize("version", BY_VERSION)
 def test_weights_reloaded_by_vllm(version: str) -> None:
     """Twice, layer by layer, into the same memory: captured graphs stay valid."""
-    for name, found in results(version)["layerwise_reload"].items():
+    for name, found in results(PROGRAM, version)["layerwise_reload"].items():
         limit = LIMITS["fp8" if "True" in name else "bf16"]
         assert found["same_memory"], name
         assert all(wrong < limit for wrong in found["errors"]), name
@@ -194,23 +176,23 @@ def test_weights_reloaded_by_vllm(version: str) -> None:
 @pytest.mark.parametrize("kind", ["blocks", "rows", "bf16"])
 def test_weights_that_sleep(version: str, kind: str) -> None:
     """Their memory is released and made again elsewhere: nothing holds a tensor, an address or a form of them."""
-    found = results(version)["sleep"][kind]
+    found = results(PROGRAM, version)["sleep"][kind]
     assert found["steps"] == ["exact"]
     assert all(wrong < LIMITS["fp8"] for wrong in found["errors"])
     assert (found["held"], found["alive"], found["forms"]) == (0, 0, 0)
-    assert results(version)["quantisers_hold_nothing"]["alive"] == 0
+    assert results(PROGRAM, version)["quantisers_hold_nothing"]["alive"] == 0
 
 
 @pytest.mark.parametrize("version", BY_VERSION)
 def test_nothing_is_looked_up_while_weights_are_loaded(version: str) -> None:
-    found = results(version)["loading"]
+    found = results(PROGRAM, version)["loading"]
     assert [steps for steps, _ in found.values()] == [[], ["exact"]]
     assert all(wrong < LIMITS["bf16"] for _, wrong in found.values())
 
 
 @pytest.mark.parametrize("version", BY_VERSION)
 def test_experts_that_sleep_have_lora_or_are_spread(version: str) -> None:
-    states = results(version)["experts_states"]
+    states = results(PROGRAM, version)["experts_states"]
     for name, limit in (("bf16", 0.01), ("fp8", 0.1)):
         found = states[name]
         assert found["engine"] == [False] * 3
@@ -224,7 +206,7 @@ def test_experts_that_sleep_have_lora_or_are_spread(version: str) -> None:
 
 @pytest.mark.parametrize("version", BY_VERSION)
 def test_the_compile_cache_depends_on_the_plug_in_and_its_tables(version: str) -> None:
-    found = results(version)["cache_key"]
+    found = results(PROGRAM, version)["cache_key"]
     assert found["installed"] == found["again"]
     for which in (0, 1):  # of pieces, and of models compiled ahead of time
         assert len({found[name][which] for name in ("installed", "changed", "removed")}) == 3
@@ -232,7 +214,7 @@ def test_the_compile_cache_depends_on_the_plug_in_and_its_tables(version: str) -
 
 @pytest.mark.parametrize("version", BY_VERSION)
 def test_start_lines(version: str) -> None:
-    taken, forced = results(version)["start_lines"]["lines"]
+    taken, forced = results(PROGRAM, version)["start_lines"]["lines"]
     assert "takes over linear bf16 (4 rows for 2 sizes), linear fp8 by blocks" in taken
     assert "takes over nothing" in forced
     assert "(linear_backend=cutlass), experts (moe_backend=triton)" in forced

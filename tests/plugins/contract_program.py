@@ -1,0 +1,25 @@
+"""Programs that run an engine's real layers in a process of their own, once per version."""
+
+import json
+import os
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+FOLDER = os.environ.get("VLLM_CONTRACT", "")
+"""The folder of the downloaded versions (`.ci/contract`); empty without them."""
+
+
+@cache
+def results(program: str, version: str) -> dict[str, Any]:
+    """What the program of this folder finds with this version's real layers."""
+    folder = Path(FOLDER) / f"tables-{version}"
+    folder.mkdir(exist_ok=True)
+    script = Path(__file__).parent / program
+    command = [sys.executable, str(script), str(Path(FOLDER) / version), str(Path(FOLDER) / "packages"), str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr[-4000:]
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
