@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from gemmpipe.bench.timer import PairedRatio, paired_ratio
-from gemmpipe.core.data import Candidate, median
+from gemmpipe.core.data import NOISY, Candidate, median
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,21 +58,23 @@ def select_finalist(
 ) -> Selection:
     """Chooses among finalists (at least one).
 
-    The fastest, unless the best library is faster in the rounds of both, a preferred library is within its ratio, or
-    the incumbent is not slower than either by `min_improvement_pct` with an interval that excludes 1. The candidate's
-    id decides between equal medians.
+    The fastest, unless a preferred backend is within its ratio, the best library is faster in the rounds of both (and
+    the choice is not of a preferred backend), or the incumbent is not slower than either by `min_improvement_pct` with
+    an interval that excludes 1. The candidate's id decides between equal medians.
     """
     # Times on a shared device count only where there are no others.
     ranked = rank([f for f in finalists if not f.shared] or finalists)
     fastest = ranked[0]
     chosen, reason = _preferred(ranked, rules)
     baseline = next((f for f in ranked if f.candidate.backend in libraries), None)
-    if baseline is not None and _is_behind(chosen, baseline):
+    preferred = chosen.candidate.backend in rules.prefer
+    if baseline is not None and not preferred and _is_behind(chosen, baseline):
         chosen, reason = baseline, "the library is faster in the rounds of both"
     incumbent = next((f for f in ranked if f.candidate in incumbents), None)
     if incumbent is not None and incumbent is not chosen:
-        rivals = [(chosen, reason), (baseline or chosen, "the library is faster than the incumbent")]
-        better = (each for each in rivals if _improves(each[0], incumbent, rules))
+        library = chosen if preferred or baseline is None else baseline
+        others = [(chosen, reason), (library, "the library is faster than the incumbent")]
+        better = (each for each in others if _improves(each[0], incumbent, rules))
         chosen, reason = next(better, (incumbent, "the incumbent is not beaten by enough"))
     runner_up = next((f for f in ranked if f is not chosen), None)
     return Selection(
@@ -93,10 +95,19 @@ def rank(finalists: Sequence[Finalist]) -> list[Finalist]:
     Ratios are of the same rounds, because clocks drop under load: early rounds alone give too short a time.
     """
     reference = min(finalists, key=lambda f: (not f.complete, f.time_us, f.candidate.id))
-    return sorted(
-        finalists,
-        key=lambda f: (not f.complete, paired_ratio(f.samples_us, reference.samples_us).median, f.candidate.id),
-    )
+    return sorted(finalists, key=lambda f: (not f.complete, _time_ratio(f, reference), f.candidate.id))
+
+
+def _time_ratio(a: Finalist, b: Finalist) -> float:
+    """The ratio of a to b by their common rounds; by their medians where the rounds contradict these.
+
+    On a busy CPU samples vary by a hundred times: a finalist can be faster in most rounds of two and yet have a median
+    several times that of the other.
+    """
+    paired = paired_ratio(a.samples_us, b.samples_us).median
+    medians = a.time_us / b.time_us
+    contradicts = (paired < 1 and medians > NOISY) or (paired > 1 and medians < 1 / NOISY)
+    return medians if contradicts and a.complete == b.complete else paired
 
 
 def _preferred(ranked: Sequence[Finalist], rules: SelectionRules) -> tuple[Finalist, str]:
@@ -105,7 +116,7 @@ def _preferred(ranked: Sequence[Finalist], rules: SelectionRules) -> tuple[Final
         limit = rules.prefer.get(finalist.candidate.backend)
         if limit is None or fastest.candidate.backend in rules.prefer:
             continue
-        if paired_ratio(fastest.samples_us, finalist.samples_us).median >= limit:
+        if _time_ratio(fastest, finalist) >= limit:
             return finalist, f"{finalist.candidate.backend} is preferred within {limit:g}"
     return fastest, ""
 
@@ -116,7 +127,7 @@ def _is_behind(chosen: Finalist, baseline: Finalist) -> bool:
     Ranks come from ratios to a third finalist: where times vary much (a busy CPU), the median of the ratio of two can
     contradict those of both to the third.
     """
-    return baseline.complete and paired_ratio(chosen.samples_us, baseline.samples_us).median > 1
+    return baseline.complete and _time_ratio(chosen, baseline) > 1
 
 
 def _improves(new: Finalist, old: Finalist, rules: SelectionRules) -> bool:

@@ -132,6 +132,29 @@ def test_a_choice_that_the_library_beats_in_the_rounds_of_both_is_none() -> None
     assert choice.reason == "the library is faster in the rounds of both"
 
 
+@pytest.mark.parametrize("preferred", ["onednn", "triton"])
+def test_a_preferred_backend_stays_before_a_library_that_is_faster_in_the_rounds_of_both(preferred: str) -> None:
+    third = _finalist("onednn", 11, 12, 9, 10, 9, name=2)
+    new = _finalist("onednn", 13, 11, 8, 8, 13)
+    torch = _finalist("torch", 12, 8, 12, 12, 9, name=1)
+    choice = select_finalist([third, new, torch], ("torch",), (), replace(RULES, prefer={preferred: 0.001}))
+    assert choice.chosen is (new if preferred == "onednn" else torch)
+
+
+def test_a_finalist_of_several_times_the_median_is_not_first_by_its_rounds() -> None:
+    """A busy CPU: the slower finalist is faster in five of nine rounds, because the other was interrupted in these."""
+    quick = _finalist("onednn", 1, 1, 1, 1, 1.4, 9, 9, 9, 9)
+    slow = _finalist("triton", 5, 5, 5, 5, 1.2, 5, 5, 5, 5)
+    assert paired_ratio(slow.samples_us, quick.samples_us).median < 1
+    for some in ([quick, slow], [slow, quick]):
+        choice = select_finalist(some, (), (), replace(RULES, prefer={}))
+        assert choice.chosen is quick
+    # Where the medians agree within what noise explains, the rounds decide.
+    near = _finalist("triton", 1.5, 1.5, 1.5, 1.5, 1.2, 5, 5, 5, 5)
+    assert near.time_us > quick.time_us
+    assert select_finalist([quick, near], (), (), replace(RULES, prefer={})).chosen is near
+
+
 def test_an_incumbent_gives_way_to_a_library_that_is_surely_faster() -> None:
     old, torch = _finalist("triton", *[1.0] * 9), _finalist("torch", *[0.94] * 9)
     new = _finalist("triton", *[0.5] * 5, *[1.5] * 4, name=1)
