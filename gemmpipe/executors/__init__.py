@@ -91,6 +91,8 @@ class Pool(ABC):
     """When each build was finished, on the monotonic clock."""
     time_account: TimeAccount = TimeAccount()
     """The driver's account, to which a pool adds its waiting time."""
+    waited_s: float = 0.0
+    """Seconds that it waited at its start for devices that other runs held."""
 
     @abstractmethod
     def submit(self, job: Job, worker: int) -> None:

@@ -42,23 +42,27 @@ def lock_path(device: Device) -> Path:
 
 
 @contextmanager
-def device_lock(device: Device, events: Events, check: Callable[[], None]) -> Iterator[None]:
+def device_lock(device: Device, events: Events, check: Callable[[], None]) -> Iterator[float]:
     """Hold the device exclusively among all users: a second timing process on it would falsify both runs.
 
-    Waits while another run holds it, and reports this run's owner; `check` is called meanwhile and may raise. Raises
-    EnvironmentProblem if the lock cannot be opened.
+    Waits while another run holds it, and reports this run's owner; `check` is called meanwhile and may raise. Gives the
+    seconds that it waited. Raises EnvironmentProblem if the lock cannot be opened.
     """
     path = lock_path(device)
     handle = _open_lock(path, device)
-    reported = False
+    began, waits = time.monotonic(), False
     try:
         while not _try_lock(handle):
-            if not reported:
-                events.emit("line", f"waiting for {device.name}: {_holder(handle)} is timing on it")
-            reported = True
+            if not waits:
+                text = f"waiting for {device.name}: {_holder(handle)} is timing on it"
+                events.emit("line", text)
+                events.emit("progress", text)
+            waits = True
             check()
             time.sleep(_POLL_S)
-        yield
+        if waits:
+            events.emit("progress", "starting workers")
+        yield time.monotonic() - began if waits else 0.0
     finally:
         os.close(handle)  # which releases the lock
 
@@ -184,9 +188,12 @@ class Local(Executor):
         configs = [replace(same, device=device) for device in devices]
         with ExitStack() as stack:
             # In the same order in all runs, so that two runs cannot deadlock.
-            for device in sorted(devices, key=lock_path):
-                stack.enter_context(device_lock(device, events, check))
-            return LocalPool(self, configs, events, stack.pop_all())
+            waited = [
+                stack.enter_context(device_lock(device, events, check)) for device in sorted(devices, key=lock_path)
+            ]
+            pool = LocalPool(self, configs, events, stack.pop_all())
+        pool.waited_s = sum(waited)
+        return pool
 
 
 class LocalPool(Pool):

@@ -297,6 +297,10 @@ def _with_devices(plan: Plan, devices: tuple[Device, ...], context: Context, sta
         )
     stack.push(pool.__exit__)
     pool.time_account = context.time_account
+    if waited_s := pool.waited_s:
+        context.time_account.spent_s["start"] -= waited_s
+        context.time_account.spent_s[summary.WAITING] = waited_s
+        context.stage_seconds[f"{summary.WAITING}_s"] = waited_s
     stack.callback(context.close_search_pools)
     return replace(context, pool_or_none=pool)
 

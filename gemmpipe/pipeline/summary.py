@@ -39,6 +39,8 @@ _ENGINES = ("vllm", "sglang")
 """Formats that `gemmpipe export` writes for an engine."""
 _PARTS_OF_RUN = 2
 """A run's folder is PIPELINE/TIME in the folder of runs; a sweep has its jobs one level below."""
+WAITING = "waiting"
+"""The activity of a driver whose devices other runs hold."""
 _MIN_SHOWN_S = 0.05
 """Times have one decimal: less is 0.0."""
 
@@ -62,6 +64,8 @@ def report_run(
     chosen = _chosen(plan, tables, reused)
     has_choices = chosen is not None and len(chosen) > 0
     ended = f"{'stopped after' if stopped_early else 'done in'} {duration_text(wall_s)}"
+    if waited_s := context.stage_seconds.get(f"{WAITING}_s"):
+        ended += f", {duration_text(waited_s)} of it waiting for the device"
     if chosen is not None and has_choices:
         _emit_screen(plan, chosen, context, ended, reused)
     for line in _further_lines(plan, tables, context):
@@ -154,7 +158,7 @@ def _emit_screen(plan: "Plan", chosen: "pd.DataFrame", context: "Context", ended
     )
     context.events.emit("line", "")
     for each in screen_lines(facts, run_figures(products), products, plan.family):
-        for part in folded(each, terminal_width()):  # also without a terminal: a mail or a log shows 120 columns
+        for part in folded(each, terminal_width()):  # also without a terminal: a mail or a log
             _send(context, part)
     if reused:
         context.events.emit("line", f"reused {reused.table}; nothing was timed: retune=true tunes these problems again")

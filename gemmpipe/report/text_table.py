@@ -3,6 +3,7 @@
 A table that is too wide loses its least important columns first, then its last column is cut.
 """
 
+import os
 import re
 import shutil
 import sys
@@ -11,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TextIO
 
 MIN_WIDTH, MAX_WIDTH = 60, 120
+_USUAL_WIDTH = 80
 _GAP = "  "
 _CUT = "..."
 _MIN_CUT = 30
@@ -35,15 +37,23 @@ class Column:
 
 
 def terminal_width() -> int:
-    """The columns of the terminal, from 60 to 120; 120 where the output is none, so that files do not vary."""
-    if not sys.stdout.isatty():
-        return MAX_WIDTH
-    return min(MAX_WIDTH, max(MIN_WIDTH, shutil.get_terminal_size().columns))
+    """The columns to write for, from 60 to 120: the terminal's, else those of COLUMNS, else 80, so that files match."""
+    if sys.stdout.isatty():
+        columns = shutil.get_terminal_size().columns
+    else:
+        columns = _given_columns() or _USUAL_WIDTH
+    return min(MAX_WIDTH, max(MIN_WIDTH, columns))
 
 
 def fold_width(stream: TextIO) -> int | None:
-    """The columns to fold lines to that are printed to this stream; None where it is no terminal."""
-    return terminal_width() if stream.isatty() else None
+    """The columns to fold lines to that are printed to this stream; None where neither a terminal nor COLUMNS says."""
+    return terminal_width() if stream.isatty() or _given_columns() else None
+
+
+def _given_columns() -> int | None:
+    """The number of columns in the variable COLUMNS; None without a valid one."""
+    text = os.environ.get("COLUMNS", "").strip()
+    return int(text) if text.isdecimal() and int(text) > 0 else None
 
 
 def aligned(columns: Sequence[Column], width: int) -> list[str]:

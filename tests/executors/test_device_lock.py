@@ -41,7 +41,9 @@ def test_waiting_for_a_device_can_be_interrupted() -> None:
     with device_lock(device, Events(), _after(1)):
         with pytest.raises(Interrupted), device_lock(device, Events(listeners=[events.append]), _after(2)):
             pytest.fail("two hold one device")
-        assert [event.text for event in events] == [f"waiting for {device.name}: another gemmpipe run is timing on it"]
+        assert [event.text for event in events if event.kind == "line"] == [
+            f"waiting for {device.name}: another gemmpipe run is timing on it"
+        ]
     with device_lock(device, Events(), _after(1)):
         assert lock_path(device).exists()
 
@@ -60,8 +62,11 @@ os.setgid(int(sys.argv[1]))
 os.setuid(int(sys.argv[1]))
 def check():
     raise TimeoutError
+def show(event):
+    if event.kind == "line":
+        print(event.text, flush=True)
 try:
-    with device_lock(device, Events(listeners=[lambda event: print(event.text, flush=True)]), check):
+    with device_lock(device, Events(listeners=[show]), check):
         print("held", flush=True)
         sys.stdin.readline()
 except (EnvironmentProblem, TimeoutError) as error:
@@ -107,7 +112,7 @@ def test_another_users_run_is_reported_and_its_lock_is_free_after_it(
     assert _line(theirs) == "held"
     with pytest.raises(Interrupted), device_lock(device, Events(listeners=[events.append]), _after(2)):
         pytest.fail("two hold one device")
-    assert [event.text for event in events] == [
+    assert [event.text for event in events if event.kind == "line"] == [
         f"waiting for {device.name}: a gemmpipe run of uid 12345 (process {theirs.pid}) is timing on it"
     ]
     third = another(12346)
@@ -170,3 +175,26 @@ def test_a_cpu_has_no_conditions_and_no_foreign_processes() -> None:
     assert set(conditions(cpu).values()) == {None}
     assert set(limits(cpu)) == {"name", "gfx", "cu_num"}
     assert not ForeignProcesses(cpu).detect()
+
+
+@pytest.mark.usefixtures("own_locks")
+def test_the_wait_for_a_device_is_measured_and_shown_as_what_runs_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    device, events, now_s = cpu_device(), list[Event](), [100.0]
+    held = device_lock(device, Events(), _after(1))
+
+    def sleep(seconds: float) -> None:
+        now_s[0] += 30
+        held.__exit__(None, None, None)
+
+    monkeypatch.setattr("gemmpipe.executors.local.time", SimpleNamespace(monotonic=lambda: now_s[0], sleep=sleep))
+    held.__enter__()
+    with device_lock(device, Events(listeners=[events.append]), _after(2)) as waited_s:
+        assert waited_s == 30
+    text = f"waiting for {device.name}: another gemmpipe run is timing on it"
+    assert [(event.kind, event.text) for event in events] == [
+        ("line", text),
+        ("progress", text),
+        ("progress", "starting workers"),
+    ]
+    with device_lock(device, Events(), _after(1)) as waited_s:
+        assert waited_s == 0
