@@ -89,6 +89,11 @@ def _comparison_notes(data: RunData) -> list[str]:
             f"{counted(padded, 'product')} without a library path at this M: compared with the library at the M that "
             "callers pad to."
         )
+    if stay := run_figures(data.products).stay:
+        notes.append(
+            f"{counted(stay, 'product')} {verb(stay, 'stays', 'stay')} with the library, whose path is the fastest: "
+            "not in the speed-ups."
+        )
     if converted := int(kinds.get(CONVERTED, 0)):
         notes.append(
             f"{counted(converted, 'product')} that libraries compute only after a conversion of the operands: not in "

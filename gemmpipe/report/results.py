@@ -55,6 +55,7 @@ PRODUCTS = (
     "p80_us",
     "library",
     "library_us",
+    "stays",
     "either_order",
     "speedup",
     "speedup_low",
@@ -69,7 +70,8 @@ PRODUCTS = (
     "policy",
 )
 """Columns of `product_results` after the family's key columns. `rows` is M, `own` is True for a kernel of the family,
-`library` one of DIRECT, PADDED, CONVERTED, NO_LIBRARY; `speedup` is `library_us` over `us`, paired by round where that
+`library` one of DIRECT, PADDED, CONVERTED, NO_LIBRARY; `stays` is True if the choice is that library path itself, which
+is no speed-up; `speedup` is `library_us` over `us`, paired by round where that
 is stored (older tables have the interval of the paired ratio alone: its geometric middle), else of the medians;
 `either_order` is True if x's block scales may come in either memory order: a library's time then contains its copy;
 `floor_share` is `floor_us`, the least time by the device's rates, over `us`: 1 is the fastest that is possible;
@@ -96,6 +98,8 @@ class RegimeResult:
     """Over the best library of the run; None if no library computes any of these products."""
     padded: int
     """Products compared with the library's time at the M that it pads to."""
+    stay: int
+    """Products whose choice is the library path itself, and that `speedup` leaves out."""
     converted: int
     """Products that the library computes after conversion alone, and that `speedup` leaves out."""
     shared: int
@@ -115,7 +119,12 @@ class RunFigures:
     """(backend, products), the most frequent first."""
     regimes: tuple[RegimeResult, ...]
     converted: Spread | None
-    """Speed-up over torch's conversion and product, of the products that no library computes directly."""
+    """Speed-up over torch's conversion and product, of the products that no library computes directly and whose choice
+    is another one."""
+    stay: int
+    """Products whose choice is the library path itself: no speed-up counts them."""
+    stay_converted: int
+    """Products whose choice is torch's conversion and product itself."""
     without_library: int
     """Products without a timed library path."""
     near_ties: int
@@ -151,7 +160,8 @@ def product_results(
 
 def run_figures(products: "pd.DataFrame") -> RunFigures:
     """The figures of the products of `product_results`."""
-    converted = [s for s in products.loc[products["library"] == CONVERTED, "speedup"] if not _is_missing(s)]
+    is_converted, stays = products["library"] == CONVERTED, products["stays"].astype(bool)
+    converted = [s for s in products.loc[is_converted & ~stays, "speedup"] if not _is_missing(s)]
     noise = [float(value) for value in products["noise_pct"] if not _is_missing(value)]
     shares = {p: s for p, s in zip(products["problem"], products["floor_share"], strict=True) if not _is_missing(s)}
     return RunFigures(
@@ -160,6 +170,8 @@ def run_figures(products: "pd.DataFrame") -> RunFigures:
         winners=tuple(Counter(products["libtype"]).most_common()),
         regimes=regime_results(products),
         converted=spread(converted),
+        stay=int((stays & ~is_converted).sum()),
+        stay_converted=int((stays & is_converted).sum()),
         without_library=int((products["library"] == NO_LIBRARY).sum()),
         near_ties=sum(1 for ties in products["near_ties"] if not _is_missing(ties) and ties > 0),
         noisy=int(products["noisy"].sum()),
@@ -176,13 +188,15 @@ def regime_results(products: "pd.DataFrame") -> tuple[RegimeResult, ...]:
         part = products[(products["rows"] >= low) & (products["rows"] <= high)]
         if not len(part):
             continue
-        compared = part[part["library"].isin(COMPARABLE)]
+        comparable, stays = part["library"].isin(COMPARABLE), part["stays"].astype(bool)
+        compared = part[comparable & ~stays]
         found.append(
             RegimeResult(
                 label=label,
                 products=len(part),
                 speedup=spread(s for s in compared["speedup"] if not _is_missing(s)),
                 padded=int((part["library"] == PADDED).sum()),
+                stay=int((comparable & stays).sum()),
                 converted=int((part["library"] == CONVERTED).sum()),
                 shared=sum(map(is_shared, compared["policy"])),
                 floor_share=spread(s for s in part["floor_share"] if not _is_missing(s)),
@@ -231,6 +245,7 @@ def _result_cells(
         "p80_us": p80_us,
         "library": _library_kind(record, family.spec(problem)) if library_us else NO_LIBRARY,
         "library_us": library_us,
+        "stays": record.get("libtype") not in own and _is_library_path(record, us, library_us),
         "either_order": len(family.spec(problem).x_scale_orders) > 1,
         "speedup": 1 / ratio if ratio else None,
         "speedup_low": 1 / high if high else None,
@@ -274,6 +289,13 @@ def _library_kind(record: Mapping[Hashable, Any], spec: "GemmSpec") -> str:
     if not _is_missing(name):
         return CONVERTED if name == _CONVERTING and spec.x_dtype != "int8" else DIRECT
     return DIRECT if has_direct_path(spec, str(record.get("gfx"))) else CONVERTED
+
+
+def _is_library_path(record: Mapping[Hashable, Any], us: float | None, library_us: float | None) -> bool:
+    """True for a choice that has the times of its library path, and is of the same backend where that is recorded."""
+    name, bounds = record.get("baseline"), [_number(record.get(each)) for each in ("ratio_low", "ratio_high")]
+    same = _is_missing(name) or name == record.get("libtype")
+    return us is not None and us == library_us and same and all(bound in (None, 1) for bound in bounds)
 
 
 def _method(record: Mapping[Hashable, Any]) -> str | None:
@@ -324,7 +346,7 @@ def _pad_libraries(rows: list[dict[str, Any]], shape: Sequence[str]) -> None:
         padded = -(-row["rows"] // ROW_MULTIPLE) * ROW_MULTIPLE
         library_us = direct.get((*(row[k] for k in shape), padded))
         if row["library"] == CONVERTED and padded != row["rows"] and library_us and row["us"]:
-            row |= {"library": PADDED, "library_us": library_us, "speedup": library_us / row["us"]}
+            row |= {"library": PADDED, "library_us": library_us, "speedup": library_us / row["us"], "stays": False}
             row |= {"speedup_low": None, "speedup_high": None}  # not timed in the same rounds
 
 

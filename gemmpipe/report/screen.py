@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from gemmpipe.core.events import counted
+from gemmpipe.core.events import counted, verb
 from gemmpipe.core.units import (
     MISSING,
     bytes_text,
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 _MAX_ROWS, _TOP, _BOTTOM = 30, 5, 10
 _BAR = 12
 _BETWEEN = " | "
-_SPEEDUP_TITLE = "speed-up over the best library path (geometric mean, least to most)"
+_SPEEDUP_TITLE = "speed-up over the best library (geomean, range, products)"
 MEMORY_TITLE = "faster with more memory for weights (stages.select.max_extra_weight_pct=LIMIT)"
 MEMORY_TITLES = ("LIMIT", "faster", "speed-up", "a call", "memory per weight")
 _MAX_LIMITS = 5
@@ -105,7 +105,12 @@ def _solved_line(facts: RunFacts, figures: RunFigures) -> Line:
 def _regime_lines(regimes: Sequence[RegimeResult]) -> list[Line]:
     """A row per regime: speed-up with its range, and the share of the floor with a bar where rates are known."""
     label_width = max(len(regime.label) for regime in regimes)
-    texts = [spread_text(regime.speedup, shared=regime.shared > 0) for regime in regimes]
+    spreads = [spread_text(regime.speedup, shared=regime.shared > 0) for regime in regimes]
+    spread_width = max(map(len, spreads))
+    texts = [
+        f"{text.ljust(spread_width)}  {regime.speedup.count if regime.speedup else 0:,} of {regime.products:,}"
+        for regime, text in zip(regimes, spreads, strict=True)
+    ]
     width = max(len(_SPEEDUP_TITLE) - label_width - 4, *(len(text) for text in texts))
     has_floor = any(regime.floor_share for regime in regimes)
     lines = [styled((_SPEEDUP_TITLE, HEAD), *([("  share of the floor", HEAD)] if has_floor else []))]
@@ -125,14 +130,20 @@ def _regime_lines(regimes: Sequence[RegimeResult]) -> list[Line]:
 
 
 def _library_lines(figures: RunFigures, products: "pd.DataFrame") -> list[Line]:
-    """Products that have no time of a library for the same product."""
+    """Products without a speed-up over a library for the same product."""
     lines = []
+    if figures.stay:
+        part = products[products["stays"].astype(bool) & (products["library"] != CONVERTED)]
+        ms = ranges_text([int(m) for m in part["rows"]])
+        stay = verb(figures.stay, "stays", "stay")
+        text = f"{counted(figures.stay, 'product')} (M {ms}) {stay} with the library: its path is the fastest"
+        lines.append(styled("  ", (text, DIM)))
     padded = products[products["library"] == PADDED]
     if len(padded):
         ms = ranges_text([int(m) for m in padded["rows"]])
         text = f"{counted(len(padded), 'product')} (M {ms}) against the library at the multiple of 4 that it pads M to"
         lines.append(styled("  ", (text, DIM)))
-    if figures.converted is not None:
+    if figures.converted is not None or figures.stay_converted:
         part = products[products["library"] == CONVERTED]
         lines.append(styled("  ", (_converted_text(figures, part), DIM)))
     if figures.without_library:
@@ -142,14 +153,17 @@ def _library_lines(figures: RunFigures, products: "pd.DataFrame") -> list[Line]:
 
 def _converted_text(figures: RunFigures, part: "pd.DataFrame") -> str:
     """The products (`part`) that torch alone computes, from copies in a wider type: a choice among its methods."""
-    assert figures.converted is not None
     ms = ranges_text([int(m) for m in part["rows"]])
     apart = ", not counted above" if any(regime.speedup for regime in figures.regimes) else ""
-    text = f"{counted(figures.converted.count, 'product')} (M {ms}) that no library multiplies as stored{apart}"
-    if is_equal(figures.converted):
+    text = f"{counted(len(part), 'product')} (M {ms}) that no library multiplies as stored{apart}"
+    if figures.converted is None or is_equal(figures.converted):
         return f"{text}: torch converts the operands"
     gain = spread_text(figures.converted, shared=any(map(is_shared, part["policy"])))
-    return f"{text}: {gain} over torch on converted operands"
+    text = f"{text}: {gain} over torch on converted operands"
+    if not figures.stay_converted:
+        return text
+    stay = verb(figures.stay_converted, "stays", "stay")
+    return f"{text} for {figures.converted.count:,}, {figures.stay_converted:,} {stay} with torch's conversion"
 
 
 def _attention_lines(facts: RunFacts, figures: RunFigures, products: "pd.DataFrame", family: "Family") -> list[Line]:

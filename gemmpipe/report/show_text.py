@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from gemmpipe.core.errors import printable
-from gemmpipe.core.events import counted
+from gemmpipe.core.events import counted, verb
 from gemmpipe.core.files import is_number
 from gemmpipe.core.units import MISSING, duration_text, percent_text, speedup_text, time_text
 from gemmpipe.report.attention import attention_lines, records
@@ -77,6 +77,9 @@ def figure_lines(data: RunData, width: int) -> Iterator[str]:
     yield from aligned(regime_columns_of(figures.regimes), width)
     winners = ", ".join(f"{name} {count:,}" for name, count in figures.winners)
     yield f"chosen: {winners}"
+    if figures.stay:
+        stay = verb(figures.stay, "stays", "stay")
+        yield f"{counted(figures.stay, 'product')} {stay} with the library, whose path is the fastest: not compared"
     for text in attention_lines(data):
         yield f"look at: {text}"
 
@@ -90,6 +93,7 @@ def regime_columns_of(regimes: Sequence[RegimeResult]) -> list[Column]:
     return [
         Column(title="rows", cells=tuple(each.label for each in regimes), is_text=True),
         Column(title="products", cells=tuple(f"{each.products:,}" for each in regimes)),
+        Column(title="compared", cells=tuple(f"{each.speedup.count if each.speedup else 0:,}" for each in regimes)),
         Column(title="over the best library", cells=tuple(means)),
         Column(title="least to most", cells=tuple(spreads)),
         Column(title="of the floor", cells=tuple(shares)),

@@ -71,12 +71,36 @@ def test_speed_ups_over_a_conversion_are_in_parentheses_and_counted_apart() -> N
     end = header.index("speed-up") + len("speed-up")
     assert [row[:end].split()[-1] for row in rows] == ["2.00x", "1.60x", "-", "(1.12x)"]
     (said,) = [line.text for line in _screen(products) if "convert" in line.text]
-    assert "2 products (M 2, 512) that no library multiplies as stored, not counted above: 1.06x" in said
+    assert said.strip() == (
+        "2 products (M 2, 512) that no library multiplies as stored, not counted above: "
+        "1.12x over torch on converted operands for 1, 1 stays with torch's conversion"
+    )
 
 
 def test_one_speed_up_has_no_range() -> None:
     (line,) = [line.text for line in _screen(_products((8, 5.0, 10.0, DIRECT))) if "M <= 64" in line.text]
-    assert line == "  M <= 64  2.00x"
+    assert line == "  M <= 64  2.00x  1 of 1"
+
+
+def test_a_choice_that_is_the_library_itself_is_no_speed_up() -> None:
+    itself = {**DIRECT, "libtype": "scaled_mm", "config": DIRECT["baseline_config"]}
+    products = _products((1, 50.0, 100.0, DIRECT), (2, 70.0, 70.0, itself), (512, 80.0, 80.0, itself), gfx="sm_90")
+    texts = [line.text for line in _screen(products)]
+    (header,) = [place for place, text in enumerate(texts) if "(geomean, range, products)" in text]
+    few, many = (texts[header + 1].split(), texts[header + 2].split())
+    assert few[:6] == ["M", "<=", "64", "2.00x", "1", "of"]
+    assert many[:7] == ["M", "257", "to", "1023", "-", "0", "of"]
+    assert "  2 products (M 2, 512) stay with the library: its path is the fastest" in texts
+    alone = _screen(_products((2, 70.0, 70.0, itself)))
+    assert not any("speed-up over" in line.text for line in alone)
+    assert any("1 product (M 2) stays with the library" in line.text for line in alone)
+
+
+def test_a_wide_regime_fits_80_columns() -> None:
+    rows = [(m, 50.0 / m, 100.0, {**DIRECT, "policy": "host shared_gpu"}) for m in range(65, 257)]
+    lines = _screen(_products(*rows, gfx="sm_90"))
+    assert [line.text for line in lines if "192 of 192  " in line.text and len(line.text) > 80] == []
+    assert any("192 of 192" in line.text and "%" in line.text for line in lines)
 
 
 def test_what_is_reused_and_what_is_unsolved_is_said() -> None:
