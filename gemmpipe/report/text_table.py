@@ -38,10 +38,7 @@ class Column:
 
 def terminal_width() -> int:
     """The columns to write for, from 60 to 120: the terminal's, else those of COLUMNS, else 80, so that files match."""
-    if sys.stdout.isatty():
-        columns = shutil.get_terminal_size().columns
-    else:
-        columns = _given_columns() or _USUAL_WIDTH
+    columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else _given_columns() or _USUAL_WIDTH
     return min(MAX_WIDTH, max(MIN_WIDTH, columns))
 
 
