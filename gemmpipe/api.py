@@ -174,7 +174,11 @@ def load(run: str | Path = "last") -> RunResult:
 
     Raises UserError if there is none.
     """
-    folder = _last_run() if run == "last" else _path("load", run)
+    from gemmpipe.report.last_run import ENDED, LAST, WITH_OWN_RESULTS, last_run
+
+    if run == LAST:
+        return _result(last_run((WITH_OWN_RESULTS, ENDED), f"load: {LAST}", "the folder of a run"))
+    folder = _path("load", run)
     if folder.is_file():
         raise UserError(f"load: {folder}: a file; expected the folder of a run (pandas.read_csv reads a table)")
     if not folder.is_dir():
@@ -190,17 +194,6 @@ def _path(argument: str, given: object) -> Path:
         return Path(given).expanduser()
     except RuntimeError:  # ~USER of an unknown user
         raise UserError(f"{argument}: {given}: no such home directory; expected a path") from None
-
-
-def _last_run() -> Path:
-    """The newest finished run, also of a sweep; one that found all problems tuned already only if there is no other."""
-    from gemmpipe.report.run_folder import REUSED, SELECTIONS
-
-    found = [path.parent for path in (*RUNS.glob(f"*/*/{_MANIFEST}"), *RUNS.glob(f"*/*/*/{_MANIFEST}"))]
-    if not found:
-        raise UserError(f"load: no finished run under {RUNS}; expected the folder of a run")
-    own = [folder for folder in found if (folder / SELECTIONS).is_file() or not (folder / REUSED).is_file()]
-    return max(own or found, key=lambda folder: (folder / _MANIFEST).stat().st_mtime_ns)
 
 
 def _result(folder: Path) -> RunResult:

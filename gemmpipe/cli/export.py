@@ -1,6 +1,5 @@
 """`gemmpipe export`: a finished run's or a table's choices in the form of an engine, and how the engine uses them."""
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,10 +10,9 @@ from gemmpipe.cli.command_line import CommandLine
 from gemmpipe.cli.commands import options
 from gemmpipe.core.errors import UserError, suggest_or_list
 from gemmpipe.core.events import Event, Events, counted
-from gemmpipe.core.files import read_cells
-from gemmpipe.core.paths import RUNS, tables_variable
+from gemmpipe.core.paths import tables_variable
 from gemmpipe.core.shell import shell_join, shell_quote
-from gemmpipe.report.run_folder import SELECTIONS
+from gemmpipe.report.last_run import LAST, WITH_SELECTIONS, last_run
 
 if TYPE_CHECKING:
     from gemmpipe.engines.install import InstalledFile
@@ -141,14 +139,14 @@ def find_choices(command: str, place: str, kernel: str, config_dir: Path | None)
     Raises UserError if there is neither.
     """
     path = Path(place).expanduser()
-    if not path.is_file() and place != "last" and not path.is_dir():
+    if not path.is_file() and place != LAST and not path.is_dir():
         raise UserError(f"{command}: no file or folder '{place}'; expected the folder of a run, last, or a tuned table")
     if kernel and not path.is_file():
         raise UserError(f"{command}: kernel: only a table takes it; a run names its kernel")
     if not path.exists():
-        path = _last_finished_run()
+        path = last_run((WITH_SELECTIONS,), f"{command}: {LAST}", "the folder of a run, or a tuned table")
     with announced(f"reading {path}"):
-        return _read_choices(path.absolute() if place == "last" else path, kernel, config_dir)
+        return _read_choices(path.absolute() if place == LAST else path, kernel, config_dir)
 
 
 def _read_choices(path: Path, kernel: str, config_dir: Path | None) -> "Choices":
@@ -163,16 +161,6 @@ def _read_choices(path: Path, kernel: str, config_dir: Path | None) -> "Choices"
     if path.is_file():
         return choices_of_table(table_source(path, kernel or None, frozenset(folders.kernels.values())))
     return choices_of_run(path, {*shipped_families(), *folders.kernels.values()})
-
-
-def _last_finished_run() -> Path:
-    """The newest run with a selection; runs that only list problems or merge tables, or that failed, have none."""
-    found = [*RUNS.glob(f"*/*/{SELECTIONS}"), *RUNS.glob(f"*/*/*/{SELECTIONS}")]
-    newest = sorted(found, key=lambda path: path.stat().st_mtime_ns, reverse=True)
-    chosen = next((path for path in newest if len(list(itertools.islice(read_cells(path), 2))) > 1), None)
-    if chosen is None:
-        raise UserError(f"last: no finished run under {RUNS}; expected the folder of a run, or a tuned table")
-    return chosen.parent
 
 
 def _engine(request: _Request, choices: "Choices", events: Events) -> list[str]:

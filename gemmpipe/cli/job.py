@@ -9,12 +9,13 @@ from gemmpipe.cli import STDOUT, naming_write_errors, silence_lost_streams, tole
 from gemmpipe.cli.errors import as_bug, report_bug, report_error, system_error
 from gemmpipe.cli.progress import Terminal
 from gemmpipe.cli.request import RunRequest
-from gemmpipe.cli.runs import can_resume, remove_empty_run
+from gemmpipe.cli.runs import remove_empty_run
 from gemmpipe.core.errors import EXIT_INTERRUPTED, GemmpipeError
 from gemmpipe.core.events import Events
 from gemmpipe.core.renamed import take_notices
 from gemmpipe.core.torch_build import may_have_gpu
 from gemmpipe.listeners import failed
+from gemmpipe.report.run_folder import can_resume
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig

@@ -13,7 +13,8 @@ from gemmpipe.cli.folders import ConfigFolders
 from gemmpipe.core.errors import UserError
 from gemmpipe.core.paths import RUNS
 from gemmpipe.journal import NAME as JOURNAL
-from gemmpipe.report.run_folder import FINISHED, LAST, RUNNING, describe_run, is_run, run_folders
+from gemmpipe.report.last_run import LAST, TO_WATCH, WITH_PRODUCTS, last_run
+from gemmpipe.report.run_folder import RUNNING, describe_run, is_run
 
 if TYPE_CHECKING:
     from gemmpipe.report.tables import TableSource
@@ -100,7 +101,8 @@ def _sources(names: tuple[str, ...], *, watch: bool) -> tuple[list[Path], list[P
     for name in names:
         path = Path(name).expanduser() if not name.startswith("~") or "/" in name else Path(name)
         if name == LAST:
-            runs.append(_newest_run(watch=watch))
+            condition = TO_WATCH if watch else WITH_PRODUCTS
+            runs.append(last_run((condition,), f"report: {LAST}", "the folder of a run or a tuned table"))
         elif path.name == JOURNAL:
             runs.append(_run_folder(path.parent, name))
         elif path.is_file() or path.suffix == ".csv":
@@ -121,17 +123,6 @@ def _run_folder(folder: Path, name: str) -> Path:
         hint = f", such as {inner[0]}" if inner else ""
         raise UserError(f"report: {name}: no {JOURNAL} there; expected the folder of a run{hint}")
     return folder
-
-
-def _newest_run(*, watch: bool) -> Path:
-    """The run with the newest journal that has problems, or that may get some. Raises UserError if there is none."""
-    found = [folder for folder in run_folders() if (folder / JOURNAL).is_file()]
-    for folder in sorted(found, key=lambda each: (each / JOURNAL).stat().st_mtime_ns, reverse=True):
-        facts = describe_run(folder)
-        chosen = facts.solved or facts.state != FINISHED  # a run that only lists problems, or solves none, has none
-        if (facts.problems and chosen) or (watch and facts.state == RUNNING):
-            return folder
-    raise UserError(f"report: last: no run with products under {RUNS}; expected the folder of a run or a tuned table")
 
 
 def _by_family(tables: list[Path], kernel: str | None, importable: frozenset[str]) -> "dict[str, list[TableSource]]":

@@ -18,45 +18,19 @@ from gemmpipe.cli.folders import ConfigFolders
 from gemmpipe.cli.old_keys import current_overrides
 from gemmpipe.cli.overrides import is_too_deep
 from gemmpipe.cli.recipes import ShallowLoader
-from gemmpipe.core.errors import EXIT_INTERRUPTED, UserError
-from gemmpipe.core.files import MAX_MANIFEST_BYTES, open_regular, read_object, read_regular
-from gemmpipe.core.paths import RUNS, is_in_runs_folder
+from gemmpipe.core.errors import UserError
+from gemmpipe.core.files import read_regular
+from gemmpipe.core.paths import is_in_runs_folder
+from gemmpipe.journal import NAME as JOURNAL
+from gemmpipe.report.last_run import LAST, RESUMABLE, last_run
+from gemmpipe.report.run_folder import SWEEP, has_trials
 
-JOURNAL, MANIFEST = "trials.jsonl", "manifest.json"
-_MAX_LINE = 10_000_000
 _STARTUP_FILES = {".hydra", JOURNAL}
-_SWEEP_FILES = {"multirun.yaml"}
+_SWEEP_FILES = {SWEEP}
 _MAX_YAML_BYTES = 1_000_000
 """Hydra writes about 10,000; PyYAML reads the maximum in seconds."""
 _CODE = re.compile(r"_target_|\$\{|(^|[@./+~])hydra\.(callbacks|searchpath|job)")
 """Overrides that name code."""
-
-
-def has_trials(run_dir: Path) -> bool:
-    """True if a run's journal has rows after the first one, which every run writes."""
-    return _count_rows(run_dir) > 1
-
-
-def _count_rows(run_dir: Path) -> int:
-    """The number of rows of a run's journal: 0, 1, or 2 for more."""
-    with (
-        contextlib.suppress(FileNotFoundError, UserError),
-        open_regular(run_dir / JOURNAL, "a run's journal") as stream,
-    ):
-        return bool(stream.readline(_MAX_LINE)) + bool(stream.readline(_MAX_LINE))
-    return 0
-
-
-def can_resume(run_dir: Path) -> bool:
-    """True if a run began, or was stopped before it did: by a signal (exit code in the manifest), or killed."""
-    rows, manifest = _count_rows(run_dir), run_dir / MANIFEST
-    if rows != 1:
-        return rows > 1
-    if not manifest.exists():
-        return True
-    with contextlib.suppress(OSError, UserError):
-        return read_object(manifest, MAX_MANIFEST_BYTES).get("exit_code") == EXIT_INTERRUPTED
-    return False
 
 
 def remove_empty_run(run_dir: Path) -> None:
@@ -103,12 +77,12 @@ class PreviousRun:
 def find_run(key: str, value: str, pipeline: str | None, config_dir_typed: bool) -> PreviousRun:
     """The run that `resume=` or `reuse=` names. Raises UserError if it does not exist or is not a run's folder."""
     try:
-        folder = _latest_run(key, pipeline) if value == "last" else Path(value).expanduser()
+        folder = _last(key, pipeline) if value == LAST else Path(value).expanduser()
     except RuntimeError:  # ~USER of an unknown user
         raise UserError(f"{key}={value}: no such home directory; expected the folder of a run, or 'last'") from None
     if not folder.is_dir():
         raise UserError(f"{key}={value}: no such folder; expected the folder of a run, or 'last'")
-    if (folder / "multirun.yaml").is_file():
+    if (folder / SWEEP).is_file():
         raise UserError(f"{key}={value}: the folder of a sweep; expected one of its runs, such as {folder / '0_...'}")
     if not (folder / JOURNAL).is_file():
         raise UserError(
@@ -120,15 +94,8 @@ def find_run(key: str, value: str, pipeline: str | None, config_dir_typed: bool)
     return run
 
 
-def _latest_run(key: str, pipeline: str | None) -> Path:
-    """The folder of the newest journal, of this pipeline if one is named; runs without problems do not count."""
-    name = pipeline or "*"
-    found = [*RUNS.glob(f"{name}/*/{JOURNAL}"), *RUNS.glob(f"{name}/*/*/{JOURNAL}")]
-    journals = [journal for journal in found if can_resume(journal.parent)]
-    if not journals:
-        where = RUNS / pipeline if pipeline else RUNS
-        raise UserError(f"{key}=last: no run with a journal under {where}; expected {key}=DIR")
-    return max(journals, key=lambda journal: journal.stat().st_mtime_ns).parent
+def _last(key: str, pipeline: str | None) -> Path:
+    return last_run((RESUMABLE,), f"{key}={LAST}", f"{key}=DIR", pipeline)
 
 
 def _read_run(folder: Path, where: str, config_dir_typed: bool) -> PreviousRun:

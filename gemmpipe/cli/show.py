@@ -11,7 +11,8 @@ from gemmpipe.cli.command_line import CommandLine
 from gemmpipe.cli.commands import options
 from gemmpipe.cli.run_list import is_true, whole_number
 from gemmpipe.core.errors import UserError
-from gemmpipe.report.run_folder import LAST, SELECTIONS, find_finished, is_run
+from gemmpipe.report.last_run import LAST, find_finished
+from gemmpipe.report.run_folder import is_run
 from gemmpipe.report.text_table import terminal_width
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ def _place(name: str, kernel: str) -> Path:
         return path
     if kernel:
         raise UserError("show: kernel: only a table takes it; a run names its kernel")
-    return path if name != LAST and is_run(path) else find_finished(name, "show", needs=SELECTIONS, solved=True)
+    return path if name != LAST and is_run(path) else find_finished(name, "show")
 
 
 def _read(place: Path, kernel: str) -> "RunData":

@@ -18,10 +18,10 @@ from typing import Any
 from gemmpipe.cli import tolerating_closed_pipes
 from gemmpipe.cli.errors import terminal_line
 from gemmpipe.cli.overrides import override_key
-from gemmpipe.cli.runs import can_resume
 from gemmpipe.core.errors import EXIT_INTERRUPTED, EnvironmentProblem, UserError
 from gemmpipe.core.shell import shell_join
 from gemmpipe.core.signals import request_stop
+from gemmpipe.report.run_folder import can_resume
 
 _SUBMITIT_VARIABLE = "SUBMITIT_EXECUTOR"
 """Set in the environment of submitit's jobs and their child processes."""

@@ -13,8 +13,9 @@ from gemmpipe.core.errors import UserError, printable, quoted_repr, shortened
 from gemmpipe.core.files import is_number, read_cells
 from gemmpipe.core.paths import shipped_tables
 from gemmpipe.core.schema import RESULT, SELECTIONS
-from gemmpipe.report.run_folder import LAST, find_finished, nothing_timed, read_manifest
+from gemmpipe.report.last_run import LAST, find_finished
 from gemmpipe.report.run_folder import SELECTIONS as SELECTIONS_FILE
+from gemmpipe.report.run_folder import nothing_timed, read_manifest
 from gemmpipe.tables.merge import Row, used_rows
 
 SHIPPED = "shipped"
@@ -98,7 +99,7 @@ def read_choices(name: str, command: str) -> ChoiceTable:
         if not path.exists():
             raise UserError(f"{command}: {name}: no such file; expected a run, a table, 'last' or 'shipped'")
         return ChoiceTable(name=name, path=path, kernel="", choices=tuple(_read_rows(path)))
-    folder = find_finished(name, command, needs=SELECTIONS_FILE, solved=True)
+    folder = find_finished(name, command)
     if not (folder / SELECTIONS_FILE).is_file():
         reason = nothing_timed(folder) or f"no {SELECTIONS_FILE}: the run chose nothing; expected a run of tune"
         raise UserError(f"{command}: {name}: {reason}")

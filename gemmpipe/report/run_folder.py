@@ -23,8 +23,6 @@ from gemmpipe.journal import NAME as JOURNAL
 MANIFEST, SELECTIONS, PROBLEMS = "manifest.json", "selections.csv", "problems.csv"
 REUSED = "reused.csv"
 """The rows of a tuned table that answer a run whose problems were all tuned already."""
-LAST = "last"
-"""The name of the newest finished run."""
 FINISHED, INTERRUPTED, RUNNING, KILLED = "finished", "interrupted", "running", "killed"
 _MAX_HYDRA_BYTES = 1_000_000
 _MAX_LINE_BYTES = 1_000_000
@@ -33,7 +31,8 @@ _SOURCE_STAGE = "capture"
 _CHOICE = re.compile(r"^      (kernel|shapes): ([\w.-]+)$", re.MULTILINE)
 """Hydra's record of the chosen options. A regular expression, since PyYAML takes 0.1 s per file."""
 _PROBLEM_ROW, _DONE_ROW = b'{"row":"problem",', b'{"row":"done",'
-_SWEEP = "multirun.yaml"
+SWEEP = "multirun.yaml"
+"""Hydra's file in the folder of a sweep."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +70,7 @@ def run_folders(root: Path = RUNS, pipeline: str = "") -> list[Path]:
     """The folders of all runs under `root`, including those of sweeps, newest first; of one pipeline if it is named."""
     found = [path for path in root.glob(f"{pipeline or '*'}/*") if path.is_dir()]
     runs = [path for path in found if is_run(path)]
-    for sweep in (path for path in found if (path / _SWEEP).is_file()):
+    for sweep in (path for path in found if (path / SWEEP).is_file()):
         runs += [path for path in sweep.iterdir() if path.is_dir() and is_run(path)]
     return sorted(runs, key=lambda path: (_group_name(path, root), _job_number(path)), reverse=True)
 
@@ -85,43 +84,6 @@ def _job_number(folder: Path) -> tuple[int, str]:
     """Later runs of a sweep sort first; names without a number by text."""
     number = folder.name.partition("_")[0]
     return int(number) if number.isdecimal() and len(number) < 9 else -1, folder.name
-
-
-def find_finished(name: str, command: str, needs: str = MANIFEST, *, solved: bool = False) -> Path:
-    """The folder of the run that a user names: a folder, or `last` for the newest with the file `needs` and problems.
-
-    `solved`: the last one needs a choice for one of its problems. Raises UserError if there is none.
-    """
-    if name != LAST:
-        folder = _named_folder(name, command)
-        if not folder.is_dir():
-            raise UserError(f"{command}: {name}: no such folder; expected the folder of a run, or 'last'")
-        if (folder / _SWEEP).is_file():
-            runs = sorted(path.name for path in folder.iterdir() if is_run(path))
-            example = f", such as {folder / runs[0]}" if runs else ""
-            raise UserError(f"{command}: {name}: the folder of a sweep; expected one of its runs{example}")
-        if not (folder / MANIFEST).is_file():
-            hint = "the run has not ended (resume= continues it)" if is_run(folder) else "not the folder of a run"
-            raise UserError(f"{command}: {name}: no {MANIFEST}: {hint}; expected a finished run")
-        return folder
-    found = [path for path in run_folders() if (path / needs).is_file() and (path / MANIFEST).is_file()]
-    newest = sorted(found, key=lambda path: (path / MANIFEST).stat().st_mtime_ns, reverse=True)
-    # A run whose problems were all tuned already has nothing to show or to compare.
-    facts = ((path, describe_run(path)) for path in newest)
-    chosen = next((path for path, run in facts if (run.solved if solved else run.problems)), None)
-    if chosen is None:
-        what = "choices" if needs == SELECTIONS else "products"
-        raise UserError(f"{command}: last: no finished run with {what} under {RUNS}; expected the folder of a run")
-    return chosen
-
-
-def _named_folder(name: str, command: str) -> Path:
-    """The path of a name: itself, or below the folder of runs, as `gemmpipe runs` prints it."""
-    try:
-        folder = Path(name).expanduser()
-    except RuntimeError:  # ~USER of an unknown user
-        raise UserError(f"{command}: {name}: no such home directory; expected the folder of a run, or 'last'") from None
-    return folder if folder.exists() or not (RUNS / folder).is_dir() else RUNS / folder
 
 
 def read_manifest(folder: Path) -> dict[str, object]:
@@ -163,9 +125,31 @@ def describe_run(folder: Path) -> RunFolder:
         problems=problems,
         wall_s=_wall_s(folder, manifest if state in (FINISHED, INTERRUPTED) else {}, started, running=state == RUNNING),
         command=shlex.join(["gemmpipe", pipeline, *typed]),
-        sweep=folder.parent if (folder.parent / _SWEEP).is_file() else None,
+        sweep=folder.parent if (folder.parent / SWEEP).is_file() else None,
         reused=_whole(_reused(manifest).get("problems")),
     )
+
+
+def has_trials(folder: Path) -> bool:
+    """True if a run's journal has rows after the first one, which every run writes."""
+    return _count_rows(folder) > 1
+
+
+def can_resume(folder: Path) -> bool:
+    """True if a run began, or was stopped before it did: by a signal (exit code in the manifest), or killed."""
+    rows = _count_rows(folder)
+    if rows != 1:
+        return rows > 1
+    if not (folder / MANIFEST).exists():
+        return True
+    return _manifest_or_empty(folder).get("exit_code") == EXIT_INTERRUPTED
+
+
+def _count_rows(folder: Path) -> int:
+    """The number of rows of a run's journal: 0, 1, or 2 for more."""
+    with contextlib.suppress(FileNotFoundError, UserError), open_regular(folder / JOURNAL, "a run's journal") as stream:
+        return bool(stream.readline(_MAX_LINE_BYTES)) + bool(stream.readline(_MAX_LINE_BYTES))
+    return 0
 
 
 def _takes_shapes(manifest: Mapping[str, object]) -> bool:
@@ -303,7 +287,7 @@ def groups(folders: Sequence[Path]) -> Iterator[tuple[Path | None, list[Path]]]:
     """Runs in their order; those of one sweep together, with the sweep's folder."""
     taken: set[Path] = set()
     for folder in folders:
-        sweep = folder.parent if (folder.parent / _SWEEP).is_file() else None
+        sweep = folder.parent if (folder.parent / SWEEP).is_file() else None
         if sweep is None:
             yield None, [folder]
         elif sweep not in taken:

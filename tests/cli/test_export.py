@@ -93,7 +93,7 @@ def test_dense_files_are_installed_and_removed(capfd: pytest.CaptureFixture[str]
         (["last", "vllm", "install=maybe"], "install=maybe: expected true or false"),
         (["last", "vllm", "instal=true"], "instal: no such option; did you mean 'install'?"),
         (["nowhere", "vllm"], "no file or folder 'nowhere'"),
-        (["last", "vllm"], "last: no finished run under outputs/runs"),
+        (["last", "vllm"], "export: last: no finished run with choices under outputs/runs"),
         ([".", "vllm"], ".: no trials.jsonl there, expected the folder of a finished run"),
     ],
 )

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from gemmpipe.cli.run_list import lines
-from gemmpipe.core.errors import UserError
 from gemmpipe.core.paths import RUNS
 from gemmpipe.report.run_folder import (
     FINISHED,
@@ -16,7 +15,6 @@ from gemmpipe.report.run_folder import (
     KILLED,
     RUNNING,
     describe_run,
-    find_finished,
     groups,
     run_folders,
 )
@@ -107,8 +105,6 @@ def test_newest_first_and_sweeps_together() -> None:
     assert [(parent, len(runs)) for parent, runs in groups(run_folders())] == [(None, 1), (sweep, 3), (None, 1)]
     assert run_folders(pipeline="quick") == [new]
     assert describe_run(jobs[0]).sweep == sweep
-    with pytest.raises(UserError, match="the folder of a sweep; expected one of its runs, such as"):
-        find_finished(str(sweep), "show")
 
 
 @pytest.mark.usefixtures("folder")
@@ -120,16 +116,3 @@ def test_damaged_files_leave_facts_empty(text: str) -> None:
     found = describe_run(path)
     assert (found.solved, found.device) == (0, "")
     assert found.command.isprintable()
-
-
-@pytest.mark.usefixtures("folder")
-def test_last_is_the_newest_manifest_and_names_are_those_of_the_list() -> None:
-    first, second = _run("2026-11-23_09-00-00"), _run("2026-11-23_10-00-00")
-    _run("2026-11-23_11-00-00", None)
-    os.utime(first / "manifest.json", (1, 1))
-    assert find_finished("last", "show") == second
-    assert find_finished("tune/2026-11-23_09-00-00", "show") == first
-    with pytest.raises(UserError, match=r"no manifest.json: the run has not ended \(resume= continues it\)"):
-        find_finished("tune/2026-11-23_11-00-00", "show")
-    with pytest.raises(UserError, match=r"no finished run with choices"):
-        find_finished("last", "diff", needs="selections.csv")

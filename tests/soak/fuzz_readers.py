@@ -13,12 +13,13 @@ from search_setup import HOPPER
 
 from gemmpipe import journal
 from gemmpipe.cli.recipes import read_recipe
-from gemmpipe.cli.runs import can_resume, find_run
+from gemmpipe.cli.runs import find_run
 from gemmpipe.core.artifact import read_runs
 from gemmpipe.core.data import is_plausible_time_us
 from gemmpipe.family import KernelDefaults, load_family
 from gemmpipe.formats.engine_json import Sglang, Vllm
 from gemmpipe.formats.triton_json import read_buckets
+from gemmpipe.report.run_folder import can_resume
 from gemmpipe.runtime.capture.recorder import check_capture_file
 from gemmpipe.search import recorded
 from gemmpipe.sources.model.source import ModelShapes

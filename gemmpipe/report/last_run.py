@@ -1,0 +1,130 @@
+"""The run that a user names: a folder, or `last`, the newest run that has what a command needs.
+
+Every command that takes `last` asks `last_run` with a condition of this module; the newest run is the one whose file
+`Condition.dated_by` was written last.
+"""
+
+import contextlib
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from gemmpipe.core.errors import UserError
+from gemmpipe.core.files import read_cells
+from gemmpipe.core.paths import RUNS
+from gemmpipe.journal import NAME as JOURNAL
+from gemmpipe.report.run_folder import (
+    FINISHED,
+    MANIFEST,
+    REUSED,
+    RUNNING,
+    SELECTIONS,
+    SWEEP,
+    can_resume,
+    describe_run,
+    is_run,
+    run_folders,
+)
+
+LAST = "last"
+"""The name of the newest run."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Condition:
+    """The condition that a run must meet to be the last one for a command."""
+
+    run: str
+    """The runs that meet it, for the error."""
+    dated_by: str
+    """The file of a run that every such run has; its time of change orders them."""
+    holds: Callable[[Path], bool]
+
+
+def _has_selections(folder: Path) -> bool:
+    """True for a run with a choice for a problem or for a bucket of a format. A damaged file has none."""
+    if (folder / SELECTIONS).is_file():
+        with contextlib.suppress(UserError):
+            return len(list(itertools.islice(read_cells(folder / SELECTIONS), 2))) > 1
+    return False
+
+
+def _has_choices(folder: Path) -> bool:
+    """False for runs that only list problems, merge tables, fail, or find all problems tuned already."""
+    return (folder / SELECTIONS).is_file() and describe_run(folder).solved > 0
+
+
+def _has_products(folder: Path) -> bool:
+    """True for a run with problems that has solved some, or still may."""
+    facts = describe_run(folder)
+    return bool(facts.problems and (facts.solved or facts.state != FINISHED))
+
+
+def _has_products_or_runs(folder: Path) -> bool:
+    return _has_products(folder) or describe_run(folder).state == RUNNING
+
+
+def _has_own_results(folder: Path) -> bool:
+    """False for a run that had nothing to time, since all of its problems were tuned already."""
+    return (folder / SELECTIONS).is_file() or not (folder / REUSED).is_file()
+
+
+WITH_CHOICES = Condition(run="finished run with choices", dated_by=MANIFEST, holds=_has_choices)
+"""For `show` and `diff`: with a choice for a problem."""
+WITH_SELECTIONS = Condition(run="finished run with choices", dated_by=MANIFEST, holds=_has_selections)
+"""For `export` and `doctor run=`: also with choices of an engine's format alone."""
+WITH_PRODUCTS = Condition(run="run with products", dated_by=JOURNAL, holds=_has_products)
+"""For `report`: also a run that has not ended."""
+TO_WATCH = Condition(run="run with products", dated_by=JOURNAL, holds=_has_products_or_runs)
+"""For `report --watch`: also a run that still lists its problems."""
+RESUMABLE = Condition(run="run with a journal", dated_by=JOURNAL, holds=can_resume)
+"""For `resume=` and `reuse=`: runs that ended without a problem do not count."""
+WITH_OWN_RESULTS = Condition(run="finished run", dated_by=MANIFEST, holds=_has_own_results)
+ENDED = Condition(run="finished run", dated_by=MANIFEST, holds=lambda folder: True)
+"""For `gemmpipe.load`, after WITH_OWN_RESULTS."""
+
+
+def last_run(conditions: tuple[Condition, ...], where: str, expected: str, pipeline: str | None = None) -> Path:
+    """The newest run that meets the first of the conditions that any run meets, of one pipeline if it is named.
+
+    Raises UserError, which begins with `where` and ends with what is `expected`, if there is none.
+    """
+    folders = run_folders(RUNS, pipeline or "")
+    for condition in conditions:
+        dated = [folder for folder in folders if (folder / condition.dated_by).is_file()]
+        dated.sort(key=lambda folder: (folder / condition.dated_by).stat().st_mtime_ns, reverse=True)
+        found = next(filter(condition.holds, dated), None)
+        if found is not None:
+            return found
+    root = RUNS / pipeline if pipeline else RUNS
+    raise UserError(f"{where}: no {conditions[-1].run} under {root}; expected {expected}")
+
+
+def find_finished(name: str, command: str) -> Path:
+    """The folder of the finished run that a user names: a folder, or `last` for the newest with choices.
+
+    Raises UserError if there is none.
+    """
+    if name == LAST:
+        return last_run((WITH_CHOICES,), f"{command}: {LAST}", "the folder of a run")
+    folder = _named_folder(name, command)
+    if not folder.is_dir():
+        raise UserError(f"{command}: {name}: no such folder; expected the folder of a run, or 'last'")
+    if (folder / SWEEP).is_file():
+        runs = sorted(path.name for path in folder.iterdir() if is_run(path))
+        example = f", such as {folder / runs[0]}" if runs else ""
+        raise UserError(f"{command}: {name}: the folder of a sweep; expected one of its runs{example}")
+    if not (folder / MANIFEST).is_file():
+        hint = "the run has not ended (resume= continues it)" if is_run(folder) else "not the folder of a run"
+        raise UserError(f"{command}: {name}: no {MANIFEST}: {hint}; expected a finished run")
+    return folder
+
+
+def _named_folder(name: str, command: str) -> Path:
+    """The path of a name: itself, or below the folder of runs, as `gemmpipe runs` prints it."""
+    try:
+        folder = Path(name).expanduser()
+    except RuntimeError:  # ~USER of an unknown user
+        raise UserError(f"{command}: {name}: no such home directory; expected the folder of a run, or 'last'") from None
+    return folder if folder.exists() or not (RUNS / folder).is_dir() else RUNS / folder
