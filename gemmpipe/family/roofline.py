@@ -61,8 +61,8 @@ class Roofline:
     def floor_us(self, family: Family, spec: GemmSpec, launch_us: float | None = None) -> float:
         """The lower bound of one call in us: `bound_us` plus a launch.
 
-        It is as exact as the rates: weights of experts, which are only read, have been read up to 5 % faster than a
-        copy moves bytes (H200, fmoe, 32 tokens).
+        It is as exact as the rates, and for experts as the mean number of experts that have rows: of one call it is
+        3 % lower or higher with 32 rows for 128 experts (standard deviation).
 
         `launch_us` is the time of an empty kernel if it was measured with the product; None: the architecture's, or
         no launch where that is not measured either.

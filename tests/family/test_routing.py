@@ -7,7 +7,15 @@ from moe_problems import FMOE, spec_of
 from gemmpipe.core.errors import UserError
 from gemmpipe.family import moe
 from gemmpipe.family.operands import random_normal
-from gemmpipe.family.routing import ROUTINGS, choose_experts, loads_of, parse_routing, profile_of, profile_ranks
+from gemmpipe.family.routing import (
+    ROUTINGS,
+    choose_experts,
+    expected_experts,
+    loads_of,
+    parse_routing,
+    profile_of,
+    profile_ranks,
+)
 
 
 def counted(rows: int, experts: int, topk: int, routing: str | None, seed: int = 3) -> list[int]:
@@ -44,6 +52,19 @@ def test_a_profile_makes_rows_with_the_loads_that_it_was_made_of(experts: int, t
     mean = 8192 * topk / experts
     for before, after in zip(sorted(counts, reverse=True), again, strict=True):
         assert abs(before - after) < 0.3 * before + 0.12 * mean
+
+
+@pytest.mark.parametrize(("experts", "topk"), [(8, 2), (128, 8), (512, 10), (16, 1)])
+@pytest.mark.parametrize("routing", [None, *ROUTINGS, "4/2/1/0.5/0.1/0"])
+def test_the_expected_experts_are_those_that_drawn_rows_have(experts: int, topk: int, routing: str | None) -> None:
+    """Their weights are what a call reads, and its floor: too many of them make a floor that kernels pass."""
+    generator = torch.Generator().manual_seed(11)
+    for rows in (1, 4, 32, 200):
+        drawn = [len(choose_experts(rows, experts, topk, routing, generator)[0].unique()) for _ in range(40)]
+        found = expected_experts(rows, experts, topk, routing)
+        assert topk - 1e-6 <= found <= experts
+        error = 0.13 if routing in ("skewed", "very_skewed") else 0.025  # popularity is drawn once per call
+        assert found == pytest.approx(sum(drawn) / len(drawn), rel=error, abs=0.45), rows
 
 
 def test_layers_are_averaged_by_rank() -> None:

@@ -10,6 +10,14 @@ from typing import Any
 
 FOLDER = os.environ.get("VLLM_CONTRACT", "")
 """The folder of the downloaded versions (`.ci/contract`); empty without them."""
+WANTED = os.environ.get("VLLM_CONTRACT_VERSIONS", "").replace("==", "-").split()
+"""The versions to test, by the names of their folders; all of them if none is named."""
+
+
+def downloaded(pattern: str) -> list[str]:
+    """The folders of an engine's versions that are to be tested."""
+    names = sorted(path.name for path in Path(FOLDER).glob(pattern)) if FOLDER else []
+    return [name for name in names if not WANTED or name in WANTED]
 
 
 @cache

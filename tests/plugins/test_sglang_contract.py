@@ -4,13 +4,11 @@
 tests are skipped. Hooks on functions of both ends of the supported versions: test_sglang.py.
 """
 
-from pathlib import Path
-
 import pytest
-from contract_program import FOLDER, results
+from contract_program import downloaded, results
 
 PROGRAM = "_sglang_program.py"
-VERSIONS = sorted(path.name for path in Path(FOLDER).glob("sglang-*")) if FOLDER else []
+VERSIONS = downloaded("sglang-*")
 INSTALLED = pytest.mark.skipif(not VERSIONS, reason="no SGLang in VLLM_CONTRACT: .ci/contract sglang==VERSION ...")
 BY_VERSION = [
     pytest.param(version, marks=[pytest.mark.contract, pytest.mark.e2e, INSTALLED]) for version in VERSIONS or ["none"]

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 from contract import EXPECTED, Expected, broken, check
-from contract_program import FOLDER, results
+from contract_program import FOLDER, downloaded, results
 
 PROGRAM = "_vllm_program.py"
-VERSIONS = sorted(path.name for path in Path(FOLDER).iterdir() if path.name[0].isdigit()) if FOLDER else []
+VERSIONS = downloaded("[0-9]*")
 INSTALLED = pytest.mark.skipif(not VERSIONS, reason="VLLM_CONTRACT names no folder: .ci/contract VERSION ...")
 BY_VERSION = [
     pytest.param(version, marks=[pytest.mark.contract, pytest.mark.e2e, INSTALLED]) for version in VERSIONS or ["none"]
