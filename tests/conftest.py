@@ -175,6 +175,12 @@ def _one_triton_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
     os.environ["TRITON_CACHE_DIR"] = str(shared / "triton")
 
 
+@pytest.fixture(autouse=True)
+def _usual_width(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Screens without a terminal have 80 columns, whatever the shell or a library exports."""
+    monkeypatch.delenv("COLUMNS", raising=False)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _own_temporary_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Device locks lie in the temporary folder: runs of this process do not wait for other runs on this machine."""

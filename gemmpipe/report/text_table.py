@@ -43,8 +43,8 @@ def terminal_width() -> int:
 
 
 def fold_width(stream: TextIO) -> int | None:
-    """The columns to fold lines to that are printed to this stream; None where neither a terminal nor COLUMNS says."""
-    return terminal_width() if stream.isatty() or _given_columns() else None
+    """The columns to fold lines to that are printed to this stream; None without a terminal: programs read lines."""
+    return terminal_width() if stream.isatty() else None
 
 
 def _given_columns() -> int | None:

@@ -11,18 +11,17 @@ from gemmpipe.report.text_table import fold_width, terminal_width
 
 
 @pytest.mark.parametrize(
-    ("columns", "width", "fold"),
-    [(None, 80, None), ("", 80, None), ("60", 60, 60), ("100", 100, 100), ("20", 60, 60), ("999", 120, 120)],
+    ("columns", "width"), [(None, 80), ("", 80), ("60", 60), ("100", 100), ("20", 60), ("999", 120)]
 )
 def test_without_a_terminal_the_width_is_that_of_columns(
-    columns: str | None, width: int, fold: int | None, monkeypatch: pytest.MonkeyPatch
+    columns: str | None, width: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pipe = io.StringIO()
     monkeypatch.setattr("sys.stdout", pipe)
     monkeypatch.delenv("COLUMNS", raising=False)
     if columns is not None:
         monkeypatch.setenv("COLUMNS", columns)
-    assert (terminal_width(), fold_width(pipe)) == (width, fold)
+    assert (terminal_width(), fold_width(pipe)) == (width, None)
 
 
 @given(st.text(alphabet="ab c", max_size=200), st.integers(min_value=10, max_value=60))
