@@ -177,7 +177,7 @@ def test_how_a_run_ends_otherwise(folder: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_nothing_to_load(folder: Path) -> None:
-    with pytest.raises(gemmpipe.UserError, match="load: no finished run under outputs/runs"):
+    with pytest.raises(gemmpipe.UserError, match="load: last: no finished run under outputs/runs"):
         gemmpipe.load()
     with pytest.raises(gemmpipe.UserError, match="load: no folder nowhere"):
         gemmpipe.load("nowhere")
