@@ -130,9 +130,10 @@ def _function(item: pytest.Item) -> tuple[str, bool]:
 
 
 def pytest_collection_finish() -> None:
-    """Freeze what is imported and collected: scanning it repeatedly takes a fifth of a command's time."""
+    """Freeze what is imported and collected, and collect seldom: scanning takes two fifths of a command's time."""
     gc.collect()
     gc.freeze()
+    gc.set_threshold(100_000, 20, 50)
 
 
 def pytest_unconfigure() -> None:
