@@ -78,7 +78,7 @@ def report_run(
     for usage in (each for each in resources if worked and each.wall_s >= _MIN_SHOWN_S):
         emit("detail", f"  {usage_line(usage)}")
     _emit_whole(context, f"run   {plan.run_dir}")
-    if worked and (stopped_early or context.cut_short):
+    if worked and (stopped_early or context.cut_short) and code != Interrupted.exit_code:  # which names it itself
         _emit_whole(context, f"resume with: {resume_line(plan.run_dir, plan.python_path)}")
     written = []
     if code != Interrupted.exit_code and ("artifacts" in tables or reused):
@@ -86,7 +86,7 @@ def report_run(
     for path in written:
         _emit_whole(context, use_line(plan.family, path.resolve()))
     if has_choices:
-        for each in _next_commands(plan, context, written, reused):
+        for each in _next_commands(plan, tables, context, written, reused):
             _send(context, each)
     elif "select" in plan.chain and context.unsolved:
         for each in see_lines([f"gemmpipe show {_run_name(plan.run_dir)}", _doctor_line(plan)], terminal_width()):
@@ -106,15 +106,22 @@ def _doctor_line(plan: "Plan") -> str:
     return shell_join(["gemmpipe", "doctor", f"kernel={plan.family.name}"])
 
 
-def _next_commands(plan: "Plan", context: "Context", written: Sequence[Path], reused: Reused | None) -> list[Line]:
-    """The commands that apply: exports need an engine's format or a GPU's table, and the shipped tables are a GPU's.
+def _next_commands(
+    plan: "Plan",
+    tables: "Mapping[str, pd.DataFrame]",
+    context: "Context",
+    written: Sequence[Path],
+    reused: Reused | None,
+) -> list[Line]:
+    """The commands that apply: exports need rows of an engine or a GPU's table, and the shipped tables are a GPU's.
 
     Rows that an earlier run timed are in its table, from which no form of an engine is written.
     """
     if reused is not None:
         return command_lines(shell_join(table_arguments(reused.table, plan.family)), terminal_width())
     on_gpu = context.device.kind != "cpu"
-    engines = [name for name in plan.formats if name in _ENGINES]
+    timed = set(tables["selections"]["format"]) if "selections" in tables else set()
+    engines = [name for name in plan.formats if name in _ENGINES and name in timed]
     exports = [*engines, *(["plugin"] if on_gpu and written else [])] if written or engines else []
     shipped = on_gpu and (shipped_tables() / plan.family.csv_name).is_file()
     return command_lines(_run_name(plan.run_dir), terminal_width(), exports=exports, shipped=shipped)

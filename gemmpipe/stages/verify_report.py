@@ -238,7 +238,9 @@ def why_not_compared(row: Mapping[str, object], own: Mapping[str, object], run_p
 def _summary(rows: Sequence[Mapping[str, object]], max_drift_pct: float) -> str:
     counts = Counter(row["verdict"] for row in rows)
     drifts = [float(str(row["drift"])) for row in rows if row.get("drift") is not None]
-    text = f"verify: {counts[HOLDS]:,} of {counted(len(rows), 'row')} {verb(counts[HOLDS], 'holds', 'hold')}"
+    text = (
+        f"verify: {counts[HOLDS]:,} of {counted(len(rows), 'row')} {verb(counts[HOLDS] or len(rows), 'holds', 'hold')}"
+    )
     if counts[NOT_COMPARED]:
         text += f"; {counts[NOT_COMPARED]:,} correct, but not compared with the recorded time"
     if drifts:
