@@ -30,7 +30,9 @@ DROP_RATIO = 1.5
 PACE_RANK = 4
 # Ratio of samples of one candidate that shows a disturbance (H200: one of 2 ms changed the choice of a problem).
 _DISTURBED_RATIO = 1.5
-# Times the pace: few candidates are slower, and another launch shows whether the first one was disturbed.
+# Times the pace: few candidates are slower, and another launch shows whether the first one was disturbed. If not, a
+# candidate is over with that in each search: registers in memory cost a tile ten times the time and more, and such
+# candidates would take most of the screening of long problems.
 _REPEAT_RATIO = 4.0
 # This fraction of the time of a single launch may be its start and end, which overlap when launched back to back.
 _MIN_OVERLAP_FRACTION = 0.5
@@ -132,7 +134,7 @@ class ScreenJob(Job):
             item.samples_us.append(time_us)
 
     def _launch_new_once(self, context: WorkerContext, setup: ProblemSetup, ready: "list[_ScreenItem]") -> None:
-        """Launch each new candidate once; those far behind in the first rung are finished with that."""
+        """Launch each new candidate once; those far behind are finished with that, earlier in a first rung."""
         single_us = self._single_times(context)
         short = [item for item in ready if item.first_us <= LONG_LAUNCH_US]
         if not context.clock.overlaps or not short:
@@ -146,7 +148,8 @@ class ScreenJob(Job):
         pace_us = self._pace_us(context, short)
         for item in new:
             count_launches(context, setup, item.request.candidate, 1)
-            if item.request.first_rung and single_us[item.request.candidate.id] > DROP_RATIO * pace_us:
+            ratio = DROP_RATIO if item.request.first_rung else _REPEAT_RATIO
+            if single_us[item.request.candidate.id] > ratio * pace_us:
                 item.samples_us, item.far_behind = [single_us[item.request.candidate.id]], True
 
     def _launch_once_each(self, context: WorkerContext, items: "list[_ScreenItem]") -> None:

@@ -29,7 +29,12 @@ _HOST_MARGIN = 1.5  # the host may be slower than measured, and kernels faster t
 _REPLAY_US = 500.0  # shorter replays depend on preceding work: the clock rate, other kernels' data in the caches
 _MAX_LAUNCHES = 64
 _MAX_BLOCK_LAUNCHES = 8
-_QUEUED = 256  # launches with two events each; beyond 1,024 entries the driver makes the host wait for the device
+# Beyond 1,024 entries (kernels, events) the driver makes the host wait for the device. A launch can be several kernels:
+# a mixture of experts has up to twelve. Their number follows from the host's time, since a kernel or an event takes it
+# this time or more.
+_ENTRIES = 768
+_ENTRY_HOST_US = 3.0
+_MIN_QUEUED = 8  # launches: the host's time is measured with as many
 _SPACER_ELEMENTS_PER_UNIT = 1024  # of 4 bytes: a block of threads or two on each multiprocessor
 _SPACERS, _SPACER_WARM_REPLAYS, _SPACER_REPLAYS = (
     128,
@@ -212,18 +217,27 @@ class GpuClock(Clock):
         times: list[float] = []
         part: list[Sequence[TimedCall]] = []
         for block in blocks:
-            if sum(map(len, part)) + len(block) > _QUEUED:
+            if part and sum(map(len, part)) + len(block) > self._most_queued([*part, block]):
                 times += self._queued(part, least_us)
                 part = []
             part.append(block)
         return times + (self._queued(part, least_us) if part else [])
 
+    def _most_queued(self, blocks: Sequence[Sequence[TimedCall]]) -> int:
+        """Launches that fit into the device's queue.
+
+        If the host waits for a full queue, its time per launch is measured too long. The next part is short then, and
+        measured without a wait.
+        """
+        each_us = self._host_us[_are_single(blocks)]
+        return max(_MIN_QUEUED, int(_ENTRIES * _ENTRY_HOST_US / max(each_us, _ENTRY_HOST_US)))
+
     def _queued(self, blocks: Sequence[Sequence[TimedCall]], least_us: float) -> list[float]:
         """Times of blocks that fit into the device's queue; blocks for which the device waited are timed again."""
         lengths = [len(block) for block in blocks]
-        single = sum(lengths) == len(blocks)
+        single = _are_single(blocks)
         times, late, host_us = self._timed_in_queue(blocks, head_start_us(lengths, self._host_us[single], least_us))
-        if sum(lengths) >= 8:
+        if sum(lengths) >= _MIN_QUEUED:
             each_us = host_us / sum(lengths)
             self._host_us[single] = max(each_us, (each_us + self._host_us[single]) / 2)
         for _ in range(_TRIES):
@@ -284,6 +298,11 @@ class GpuClock(Clock):
             return float(start.elapsed_time(end)) * 1e3 / len(launches)
 
         return once
+
+
+def _are_single(blocks: Sequence[Sequence[TimedCall]]) -> bool:
+    """True if each block is one launch."""
+    return sum(map(len, blocks)) == len(blocks)
 
 
 class _GpuSpacer(Spacer):

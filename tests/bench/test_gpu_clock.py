@@ -1,5 +1,6 @@
 """The clock of GPUs on a modelled device: times never include waiting for the host."""
 
+from collections import deque
 from collections.abc import Callable
 from types import SimpleNamespace
 
@@ -14,11 +15,17 @@ from gemmpipe.core.data import Device
 H200 = Device(kind="cuda", index=0, name="", gfx="sm_90", cu_num=132, shared_bytes=0, cache_bytes=0, warp_size=32)
 
 
+CAPACITY = 1024
+"""Entries of the queue: kernels, events."""
+
+
 class Modelled:
     """A host and a device that executes the host's queue; microseconds."""
 
     def __init__(self) -> None:
         self.now_us = self.free_us = 0.0
+        self.ends_us: deque[float] = deque(maxlen=CAPACITY)
+        """When the last entries of the queue are done."""
         self.slept_us = 0.0
         self.hiccups: list[float] = []
         """Additional host time of the next launches."""
@@ -34,16 +41,21 @@ class Modelled:
 
     def work(self, time_us: float, *, sleep: bool = False) -> None:
         self.now_us += 1
+        if len(self.ends_us) == CAPACITY:
+            self.now_us = max(self.now_us, self.ends_us[0])
         self.free_us = max(self.free_us, self.now_us) + time_us
+        self.ends_us.append(self.free_us)
         self.slept_us += time_us * sleep
 
     def wait(self) -> None:
         self.now_us = max(self.now_us, self.free_us)
 
-    def launch(self, time_us: float, host_us: float = 10.0) -> Callable[[], None]:
+    def launch(self, time_us: float, host_us: float = 10.0, kernels: int = 1) -> Callable[[], None]:
         def run() -> None:
-            self.now_us += host_us + (self.hiccups.pop() if self.hiccups else 0.0)
-            self.work(time_us)
+            self.now_us += self.hiccups.pop() if self.hiccups else 0.0
+            for _ in range(kernels):
+                self.now_us += host_us / kernels
+                self.work(time_us / kernels)
 
         return run
 
@@ -56,8 +68,8 @@ class Event:
         self.at_us = 0.0
 
     def record(self) -> None:
-        self._model.now_us += 1
-        self.at_us = max(self._model.free_us, self._model.now_us)
+        self._model.work(0.0)
+        self.at_us = self._model.free_us
 
     def query(self) -> bool:
         return self.at_us <= self._model.now_us
@@ -110,6 +122,29 @@ def test_long_launches_need_little_head_start(model: Modelled) -> None:
     known, model.slept_us = model.slept_us, 0.0
     assert clock.blocks([[model.launch(400.0)] * 3] * 40, least_us=300.0) == pytest.approx([400.0] * 40)
     assert model.slept_us < known / 10
+
+
+@pytest.mark.parametrize("host_us", [40.0, 120.0, 400.0])
+def test_launches_of_many_kernels_do_not_fill_the_queue(model: Modelled, host_us: float) -> None:
+    """The host would wait for the device, take this for its own time, and give the device longer pauses each time."""
+    clock = GpuClock(H200)
+    blocks = [[model.launch(3000.0, host_us, 12), model.launch(2.0, 6.0)]] * 192
+    for _ in range(4):
+        model.slept_us = 0.0
+        assert clock.blocks(blocks, least_us=1000.0) == pytest.approx([1501.0] * 192)
+        assert model.slept_us < 0.1 * 192 * 3002
+
+
+def test_a_pause_of_the_host_is_forgotten(model: Modelled) -> None:
+    """It is in the host's time per launch, which the head start is derived from, for a few parts of the queue alone."""
+    clock, launches = GpuClock(H200), [model.launch(5.0)] * 64
+    model.hiccups = [1e6]
+    clock.sequence(launches)
+    for _ in range(3):
+        clock.sequence(launches)
+    model.slept_us = 0.0
+    clock.sequence(launches)
+    assert model.slept_us < 64 * 40
 
 
 @given(

@@ -56,6 +56,16 @@ def test_slow_candidates_have_no_blocks(paced: WorkerContext) -> None:
     assert (quick.launches, slow.launches) == (16, 3)
 
 
+def test_a_candidate_that_is_far_behind_has_one_sample_in_each_search(paced: WorkerContext) -> None:
+    """E.g. one with registers in memory, in an exhaustive search: it would take most of the time."""
+    requests = tuple(
+        TrialRequest(candidate=candidate("right", pace_ms=p), launches=3) for p in (2.0, 2.01, 2.02, 2.03, 4.0, 20.0)
+    )
+    *near, far = ScreenJob(stage="screen", problem=PROBLEM, requests=requests, timer=TIMER).run(paced)
+    assert {(t.status, len(t.samples_us)) for t in near} == {(Status.OK, 3)}
+    assert (far.status, far.launches, len(far.samples_us)) == (Status.PRUNED, 1, 1)
+
+
 @pytest.mark.parametrize("first_rung", [True, False])
 def test_the_first_rung_of_a_slow_candidate_is_one_launch(
     paced: WorkerContext, bench: WorkerBench, first_rung: bool
