@@ -87,6 +87,11 @@ class CommandLine:
         return [name if value is None else f"{name}={value}" for name, value in self.flags]
 
 
+def gemmpipe_command(config_dir: Path | None) -> list[str]:
+    """The first words of a command to copy: with the user's folder of options, which the command may need."""
+    return ["gemmpipe", *([] if config_dir is None else [f"--config-dir={config_dir}"])]
+
+
 def is_recipe(argument: str) -> bool:
     """True if an argument without a key names a recipe: a YAML file, or any path."""
     if argument.endswith((".yaml", ".yml")):

@@ -6,28 +6,24 @@ import re
 import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gemmpipe.cli import STDOUT, naming_write_errors
 from gemmpipe.cli.command_line import CommandLine
 from gemmpipe.cli.commands import options
+from gemmpipe.cli.doctor_times import TimedRun, time_lines
 from gemmpipe.core.errors import EnvironmentProblem, UserError, printable, suggest
 from gemmpipe.core.events import counted
-from gemmpipe.core.paths import tables_variable
-from gemmpipe.core.shell import shell_join
 from gemmpipe.engines.kernel_choice import (
-    BLOCKS,
     EXPERT_ARGUMENTS,
-    EXPERTS_BLOCKS,
-    EXPERTS_SIXTEEN,
-    ROWS,
-    SIXTEEN,
     EngineRules,
+    KernelRule,
     LayerChoice,
     LayerRules,
     Situation,
+    SizedChoice,
 )
 from gemmpipe.engines.packages import (
     SGLANG,
@@ -44,9 +40,6 @@ from gemmpipe.report.text_table import fold_width
 
 if TYPE_CHECKING:
     from gemmpipe.engines.server_log import ServerLog
-    from gemmpipe.formats.engine_json import EngineJson
-    from gemmpipe.pipeline.engine_times import Comparison, OptionTimes
-    from gemmpipe.pipeline.export import Choices
 
 HELP = """gemmpipe doctor engine=vllm|sglang [args='--linear-backend triton ...'] [log=server.log] [run=last|DIR|TABLE]
 
@@ -81,8 +74,10 @@ class _Request:
     log: "ServerLog | None"
     unread: tuple[str, ...]
     """Arguments of `args=` that the rules do not depend on."""
-    choices: "Choices | None"
-    """Those of `run=`."""
+    timed: TimedRun | None
+    """That of `run=`."""
+    device_note: str
+    """Where the device is from, if neither from `target=` nor from this machine."""
 
 
 def run(line: CommandLine) -> int:
@@ -102,27 +97,39 @@ def _request(line: CommandLine) -> _Request:
     package = _package(engine, given["package"])
     installed = version_of_package(package) if package is not None else installed_version(engine)
     version = _version(given["version"]) or (log.version if log is not None else None) or installed
-    choices = _choices(given["run"], given["kernel"], line.config_dir)
+    timed = _timed(given["run"], given["kernel"], engine, package, line.config_dir)
     typed, rules = _flags(given["args"]), _rules(engine, version)
-    flags = {**(log.flags if log is not None else {}), **typed}
-    situation = Situation(
-        gfx=_target(given["target"])
-        or (choices.device.gfx if choices is not None and choices.is_run else "")
-        or _gfx(),
-        flags=flags,
-        variables=dict(os.environ),
-        packages={} if installed_version(engine) else _assumed_packages(package),
-    )
+    gfx, device_note = _device(given["target"], timed)
     return _Request(
         engine=engine,
         version=version,
         rules=rules,
-        situation=situation,
+        situation=Situation(
+            gfx=gfx,
+            flags={**(log.flags if log is not None else {}), **typed},
+            variables=dict(os.environ),
+            packages={} if installed_version(engine) else _assumed_packages(package),
+        ),
         package=package,
         log=log,
         unread=tuple(name for name in typed if name not in _arguments(rules)),
-        choices=choices,
+        timed=timed,
+        device_note=device_note,
     )
+
+
+def _device(target: str, timed: TimedRun | None) -> tuple[str, str]:
+    """(the architecture: that of `target=`, else of the run or table, else of this machine; where it is from).
+
+    Raises UserError for a target that does not exist, EnvironmentProblem if nothing names a device.
+    """
+    if target:
+        return _target(target), ""
+    timed_on = timed.architectures if timed is not None else ()
+    if timed is not None and len(timed_on) == 1:
+        what = "run" if timed.choices.is_run else "table"
+        return timed_on[0], f"{timed_on[0]} is the device of the {what}; target= names another"
+    return _gfx(timed_on), ""
 
 
 def _target(given: str) -> str:
@@ -212,12 +219,15 @@ def _flags(text: str) -> dict[str, str]:
     return found
 
 
-def _gfx() -> str:
-    """The architecture of this machine's GPU. Raises EnvironmentProblem if it has none."""
+def _gfx(timed_on: Sequence[str]) -> str:
+    """The architecture of this machine's GPU. Raises EnvironmentProblem if it has none, with those of a table."""
     from gemmpipe.core.device import gpu_device, gpu_kind
 
     if gpu_kind() is None:
-        raise EnvironmentProblem("engine: no GPU here; target=sm_90 names the architecture of the server's")
+        named = f"; the table has rows of {', '.join(timed_on)}" if timed_on else ""
+        raise EnvironmentProblem(
+            f"engine: no GPU here; target={(*timed_on, 'sm_90')[0]} names the architecture of the server's{named}"
+        )
     return gpu_device(0).gfx
 
 
@@ -245,35 +255,72 @@ def _report(request: _Request) -> Iterator[str]:
         return
     if request.package is None:
         yield f"  {title} is not installed in this Python: DeepGEMM and FlashInfer are assumed to be with it"
+    if request.device_note:
+        yield f"  {request.device_note}"
     if request.unread:
         yield _unread_line(request)
     for layer in rules.layers:
-        yield from _layer_lines(layer, layer.chosen(request.situation), request.log)
+        yield from _layer_lines(layer, _chosen(request, layer), _logged(request, layer))
     yield from _file_lines(request)
     if request.log is not None:
         yield from _log_lines(request.log, title)
-    yield from _time_lines(request)
-
-
-def _layer_lines(layer: LayerRules, choice: LayerChoice, log: "ServerLog | None") -> Iterator[str]:
-    logged = log.kernel_of(layer.kind) if log is not None else None
-    rule = next((each for each in layer.kernels if logged in (each.name, each.title, each.backend.upper())), None)
-    if logged is not None and rule is None:
-        yield f"  {layer.kind:<22} {logged} (the log's; no rule for it here)"
-        return
-    rule = rule or choice.rule
-    if rule is None:
-        yield f"  {layer.kind:<22} {choice.note}"
+    if request.timed is None:
+        yield "times: run=last (or a run's folder, or a tuned table) compares the alternatives"
     else:
-        files = "reads tuned files" if rule.reads_files else "reads no tuned files"
-        how = "the log's" if logged is not None else choice.note
-        yield f"  {layer.kind:<22} {rule.title}: {files}" + (f" ({how})" if how else "")
+        layer_of_run = rules.layer(request.timed.kind)
+        chosen = _chosen(request, layer_of_run) if layer_of_run is not None else ()
+        yield from time_lines(request.timed, _situation(request, request.timed.kind), layer_of_run, chosen)
+
+
+def _situation(request: _Request, kind: str) -> Situation:
+    """What the choice for a kind of layers depends on: with the sizes of the run's products, if they are of it."""
+    timed = request.timed.of_architecture(request.situation.gfx) if request.timed is not None else None
+    return replace(request.situation, sizes=timed.sizes if timed is not None and timed.kind == kind else ())
+
+
+def _logged(request: _Request, layer: LayerRules) -> str | None:
+    """The kernel that the log names for a kind of layers."""
+    return request.log.kernel_of(layer.kind) if request.log is not None else None
+
+
+def _chosen(request: _Request, layer: LayerRules) -> Sequence[SizedChoice]:
+    """The kernels for a kind of layers: that of the log if it names one that is known, else those of the rules."""
+    logged = _logged(request, layer)
+    rule = next((each for each in layer.kernels if logged in (each.name, each.title, each.backend.upper())), None)
+    if logged is None:
+        return layer.chosen_by_size(_situation(request, layer.kind))
+    note = "the log's" if rule is not None else f"{logged} (the log's; no rule for it here)"
+    return (SizedChoice(choice=LayerChoice(kind=layer.kind, rule=rule, passed_over=(), note=note), sizes=()),)
+
+
+def _layer_lines(layer: LayerRules, chosen: Sequence[SizedChoice], logged: str | None) -> Iterator[str]:
+    first, *others = chosen
+    rule, total = first.rule, sum(len(each.sizes) for each in chosen)
+    if rule is None:
+        yield f"  {layer.kind:<22} {first.choice.note}"
+        if logged is not None:
+            return
+    else:
+        partly = f"{len(first.sizes)} of {counted(total, 'size')}" if others else ""
+        yield f"  {layer.kind:<22} {_kernel_text(rule, first.choice.note, partly)}"
         yield f"      {rule.name}, {rule.source}"
-    for passed, reason in choice.passed_over if logged is None else ():
+    for passed, reason in first.choice.passed_over:
         yield f"      not {passed.title}: {reason}"
+    for other in others:
+        text = other.choice.note if other.rule is None else _kernel_text(other.rule, other.choice.note)
+        yield f"      {len(other.sizes)} of {counted(total, 'size')}: {text}"
+        known = {passed.name for passed, _ in first.choice.passed_over}
+        for passed, reason in other.choice.passed_over:
+            if passed.name not in known:
+                yield f"          not {passed.title}: {reason}"
     reader = next((each for each in layer.kernels if each.reads_files), None)
     if reader is not None and reader is not rule and (flags := layer.flags_for(reader)):
         yield f"      {reader.title}, which reads them: {' '.join(flags)}"
+
+
+def _kernel_text(rule: KernelRule, *notes: str) -> str:
+    noted = ", ".join(note for note in notes if note)
+    return f"{rule.title}: reads {'' if rule.reads_files else 'no '}tuned files{f' ({noted})' if noted else ''}"
 
 
 def _file_lines(request: _Request) -> Iterator[str]:
@@ -305,116 +352,13 @@ def _log_lines(log: "ServerLog", title: str) -> Iterator[str]:
         yield f"  no line of gemmpipe's plug-in for {title}"
 
 
-def _choices(place: str, kernel: str, config_dir: Path | None) -> "Choices | None":
+def _timed(place: str, kernel: str, engine: str, package: Path | None, config_dir: Path | None) -> TimedRun | None:
+    """The run or table of `run=`. Raises UserError where it cannot be read."""
     from gemmpipe.cli.export import find_choices
 
     if kernel and not place:
         raise UserError("doctor: kernel: of a table alone; expected run=TABLE too")
-    return find_choices("doctor", place, kernel, config_dir) if place else None
-
-
-def _time_lines(request: _Request) -> Iterator[str]:
-    from gemmpipe.formats.engine_json import Sglang, Vllm
-    from gemmpipe.pipeline.engine_times import compare_options
-
-    choices = request.choices
-    if choices is None:
-        yield "times: run=last (or a run's folder, or a tuned table) compares the alternatives"
-        return
-    timed = ", ".join(sorted(_timed_on(choices)))
-    if timed != request.situation.gfx:
-        yield f"times: those of {choices.place} are of {timed or 'an unknown device'}; expected {request.situation.gfx}"
-        return
-    form = (Vllm if request.engine == VLLM else Sglang)(device_name=None)
-    compared = compare_options(choices, request.engine, form)
-    if not compared.problems:
-        yield f"times: {choices.place} has none"
-        return
-    layer = request.rules.layer(kind_of(choices, form))
-    chosen = layer.chosen(request.situation) if layer is not None else None
-    installed = _has_installed_files(request, compared)
-    yield f"times of {choices.place}: us of {counted(len(compared.problems), 'product')}, weighted by calls"
-    for option in compared.options:
-        mark = "  the engine's choice now" if chosen and _is_choice(option, chosen, installed=installed) else ""
-        yield f"  {_option_title(option.option, request.engine):<50} {compared.total_us(option):12.1f}{mark}"
-    for name in compared.left_out:
-        yield f"  {_option_title(name, request.engine):<50} {'not all':>12}"
-    if layer is not None:
-        yield from _advice(compared, layer, choices, request.engine)
-
-
-def _timed_on(choices: "Choices") -> set[str]:
-    """The architectures on which a run's or a table's rows were timed."""
-    if choices.is_run:
-        return {choices.device.gfx}
-    return {str(gfx) for gfx in choices.selections["gfx"].dropna()} if "gfx" in choices.selections else set()
-
-
-def kind_of(choices: "Choices", form: "EngineJson") -> str:
-    """The kind of layers of a run's family."""
-    columns = {column.name for column in choices.family.key_columns}
-    if "expert" in columns:
-        quantised = choices.selections["q_type"].astype(str).str.contains("1x128").any()
-        return EXPERTS_BLOCKS if quantised else EXPERTS_SIXTEEN
-    if form.buckets(choices.family, [1]):
-        return BLOCKS
-    return ROWS if "q_dtype_w" in columns else SIXTEEN
-
-
-def _has_installed_files(request: _Request, compared: "Comparison") -> bool:
-    """True if `gemmpipe export` installed files for all products of a comparison in the engine's package."""
-    from gemmpipe.engines.install import installed_names
-
-    if request.package is None:
-        return False
-    try:
-        names = installed_names(dense_folder(request.engine, request.package))
-    except EnvironmentProblem:
-        return False
-    sizes = {tuple(dict(key).get(name) for name in ("N", "K")) for key in compared.problems}
-    return all(any(name.startswith(f"N={n},K={k},") for name in names) for n, k in sizes)
-
-
-def _is_choice(option: "OptionTimes", chosen: LayerChoice, *, installed: bool) -> bool:
-    from gemmpipe.pipeline.engine_times import WITH_FILE, WITHOUT_FILE
-
-    if chosen.rule is None:
-        return False
-    if chosen.rule.reads_files:
-        return option.option == (WITH_FILE if installed else WITHOUT_FILE)
-    return option.option in chosen.rule.labels
-
-
-def _option_title(option: str, engine: str) -> str:
-    from gemmpipe.pipeline.engine_times import BASELINE, TUNED, WITH_FILE, WITHOUT_FILE
-
-    name = TITLES[engine]
-    return {
-        BASELINE: "the baseline: the best library without more memory",
-        TUNED: "tuned rows, through gemmpipe's plug-in",
-        WITH_FILE: f"{name}'s Triton function with the run's file",
-        WITHOUT_FILE: f"{name}'s Triton function as it is",
-    }.get(option, f"backend {option} alone")
-
-
-def _advice(compared: "Comparison", layer: LayerRules, choices: "Choices", engine: str) -> Iterator[str]:
-    """How to choose the fastest option, and the fastest of the engine's own kernels."""
-    from gemmpipe.engines.launch import ServerArguments, plugin_lines, plugin_switch
-    from gemmpipe.pipeline.engine_times import TUNED, WITH_FILE, WITHOUT_FILE
-
-    server = ServerArguments(engine=engine)
-    reader = next((rule for rule in layer.kernels if rule.reads_files), None)
-    for option in compared.options:
-        if option.option == TUNED and choices.tables:
-            columns = [column.name for column in choices.family.key_columns]
-            variable = tables_variable(choices.family.name)
-            yield f"fastest: {plugin_lines(server, variable, choices.tables[0].absolute(), plugin_switch(columns))[0]}"
-            continue
-        rule = next((each for each in layer.kernels if option.option in each.labels), None)
-        rule = reader if option.option in (WITH_FILE, WITHOUT_FILE) else rule
-        if rule is None:
-            continue
-        install = shell_join(["gemmpipe", "export", *choices.arguments, engine, "install=true"])
-        first = f"{install}; " if option.option == WITH_FILE else ""
-        yield f"fastest of the engine's own kernels: {first}{server.command(layer.flags_for(rule))}"
-        return
+    if not place:
+        return None
+    choices = find_choices("doctor", place, kernel, config_dir)
+    return TimedRun(engine=engine, choices=choices, package=package, config_dir=config_dir)

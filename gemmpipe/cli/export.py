@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gemmpipe.cli import STDOUT, announced, naming_write_errors
-from gemmpipe.cli.command_line import CommandLine
+from gemmpipe.cli.command_line import CommandLine, gemmpipe_command
 from gemmpipe.cli.commands import options
 from gemmpipe.core.errors import UserError, suggest_or_list
 from gemmpipe.core.events import Event, Events, counted
@@ -174,7 +174,7 @@ def _engine(request: _Request, choices: "Choices", events: Events) -> list[str]:
             f"expected '{shell_join(['gemmpipe', 'export', *choices.arguments, 'plugin'])}'"
         )
     if request.target not in choices.formats:
-        raise UserError(_untimed(request.target, choices))
+        raise UserError(_untimed(request, choices))
     files = choices.write(form, Path(request.output or "outputs/tuned"), events)
     kinds = kinds_of_files(request.target, files)
     folder = Path(request.output or "outputs/tuned") / request.target
@@ -187,7 +187,15 @@ def _engine(request: _Request, choices: "Choices", events: Events) -> list[str]:
         installed = found[0].path.parent
         lines += _installed_lines(installed, found)
     server = ServerArguments(engine=request.target, model=request.model)
-    return [*lines, *use_lines(server, kinds, folder, installed, request.package)]
+    command = _command(request)
+    return [*lines, *use_lines(server, kinds, folder, export=command, installed=installed, package=request.package)]
+
+
+def _command(request: _Request) -> list[str]:
+    """The words of this command, without `install=`."""
+    given = {name: getattr(request, name) or "" for name in ("output", "package", "model", "kernel")}
+    typed = [f"{name}={value}" for name, value in given.items() if value != _OPTIONS[name]]
+    return [*gemmpipe_command(request.config_dir), "export", request.place, request.target, *typed]
 
 
 def _install(request: _Request, files: Sequence[Path]) -> "list[InstalledFile]":
@@ -206,18 +214,30 @@ def _format(name: str, choices: "Choices"):  # type: ignore[no-untyped-def]
     return {"vllm": Vllm, "sglang": Sglang}[name](device_name=device_name if isinstance(device_name, str) else None)
 
 
-def _untimed(target: str, choices: "Choices") -> str:
+def _untimed(request: _Request, choices: "Choices") -> str:
     """The refusal of choices that do not contain times of the engine's function."""
+    target = request.target
     if choices.is_run:
-        command = ["gemmpipe", f"reuse={choices.place}", f"format=[{target}]"]
+        command = [f"reuse={choices.place}", f"format=[{target}]"]
     else:
-        kernel = [f"kernel={choices.family.name}", "shapes=csv", f"shapes.path={choices.place}"]
-        command = ["gemmpipe", *kernel, f"format=[{target}]"]
+        command = [f"kernel={choices.family.name}", "shapes=csv", f"shapes.path={choices.place}", f"format=[{target}]"]
     what = "this run" if choices.is_run else "the table"
     return (
         f"{target}: {what} has no times of {target}'s own function, and the fastest kernel of another form has no "
-        f"file; expected {shell_join(command)}, which times it"
+        f"file; expected {shell_join([*gemmpipe_command(request.config_dir), *command])}, which times it"
+        f"{_missing_gpu(choices)}"
     )
+
+
+def _missing_gpu(choices: "Choices") -> str:
+    """Where the command that times an engine's function must run, if this machine has no GPU for it."""
+    from gemmpipe.core.device import gpu_kind
+    from gemmpipe.pipeline.export import architectures_of
+
+    found = [gfx for gfx in architectures_of(choices) if not gfx.startswith("cpu")]
+    if not found or gpu_kind() is not None:
+        return ""
+    return f" on a GPU ({', '.join(found)}); this machine has none"
 
 
 def _aiter(request: _Request, choices: "Choices", events: Events) -> list[str]:

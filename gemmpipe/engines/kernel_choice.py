@@ -2,7 +2,7 @@
 
 import importlib.util
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 BLOCKS, ROWS, SIXTEEN, EXPERTS_BLOCKS, EXPERTS_SIXTEEN = (
     "linear fp8 by blocks",
@@ -30,7 +30,7 @@ class Situation:
     packages: Mapping[str, bool] = field(default_factory=dict)
     """Whether a package can be imported; for a name that is absent, whether it is installed here."""
     sizes: Sequence[tuple[int, int]] = ()
-    """(N, K) of the products, if known."""
+    """(N, K) of the products of the kind of layers that is asked about, if known."""
 
     def enabled(self, variable: str, default: bool) -> bool:
         """An environment variable that is true or false."""
@@ -117,6 +117,27 @@ class LayerRules:
             passed.append((rule, reason))
         return LayerChoice(kind=self.kind, rule=None, passed_over=tuple(passed), note=note or "no kernel fits")
 
+    def chosen_by_size(self, situation: Situation) -> "tuple[SizedChoice, ...]":
+        """The choices for the known sizes, that of the most sizes first; engines choose for each layer by itself.
+
+        Without known sizes, the choice for sizes that all kernels take.
+        """
+        by_rule: dict[str, list[tuple[int, int]]] = {rule.name: [] for rule in self.kernels}
+        for size in situation.sizes:
+            rule = self.chosen(replace(situation, sizes=(size,))).rule
+            by_rule.setdefault(rule.name if rule is not None else "", []).append(size)
+        groups = sorted(filter(None, by_rule.values()), key=len, reverse=True) or [[]]
+        return tuple(
+            SizedChoice(choice=self.chosen(replace(situation, sizes=sizes)), sizes=tuple(sizes)) for sizes in groups
+        )
+
+    def computes_all(self, rule: KernelRule, situation: Situation) -> bool:
+        """True if the server computes all sizes with this kernel once its flag asks for it."""
+        if not (flags := self.flags_for(rule)):
+            return all(each.rule is rule for each in self.chosen_by_size(situation))
+        asked = replace(situation, flags={**situation.flags, flags[0].lstrip("-").replace("-", "_"): flags[1]})
+        return all(each.rule is rule for each in self.chosen_by_size(asked))
+
     def flags_for(self, rule: KernelRule) -> tuple[str, ...]:
         """The arguments that ask for a kernel; empty if no argument does."""
         return (self.flag, rule.backend) if self.flag and rule.backend else ()
@@ -136,6 +157,20 @@ class LayerChoice:
     def reads_files(self) -> bool:
         """True if the kernel reads tuned files."""
         return self.rule is not None and self.rule.reads_files
+
+
+@dataclass(frozen=True, kw_only=True)
+class SizedChoice:
+    """The kernel for the layers of some sizes."""
+
+    choice: LayerChoice
+    sizes: tuple[tuple[int, int], ...]
+    """(N, K); none if no sizes are known."""
+
+    @property
+    def rule(self) -> KernelRule | None:
+        """As `LayerChoice.rule`."""
+        return self.choice.rule
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -194,7 +229,8 @@ def multiples(n: int, k: int) -> Condition:
 
     def reason(situation: Situation) -> str:
         odd = [f"N={a} K={b}" for a, b in situation.sizes if a % n or b % k]
-        return f"N % {n} or K % {k}: {odd[0]}" if odd else ""
+        more = f" and {len(odd) - 1} more" if len(odd) > 1 else ""
+        return f"N % {n} or K % {k}: {odd[0]}{more}" if odd else ""
 
     return reason
 

@@ -51,17 +51,23 @@ def triton_flags(engine: str, kinds: Collection[str]) -> tuple[str, ...]:
 
 
 def use_lines(
-    server: ServerArguments, kinds: Collection[str], folder: Path, installed: Path | None, package: str | None = None
+    server: ServerArguments,
+    kinds: Collection[str],
+    folder: Path,
+    *,
+    export: Sequence[str],
+    installed: Path | None = None,
+    package: str | None = None,
 ) -> list[str]:
     """What the user does with files of these kinds in `folder`: where they must lie, and the launch line.
 
-    `installed`: the folder of the engine's package that holds the dense files now, if they were copied there;
-    `package`: the package that the user named for it.
+    `export`: the words of the command that exports these choices; `installed`: the folder of the engine's package that
+    holds the dense files now, if they were copied there; `package`: the package that the user named for it.
     """
     engine, title = server.engine, TITLES[server.engine]
     lines = []
     if DENSE in kinds and installed is None:
-        command = f"gemmpipe export last {engine} install=true"
+        command = shell_join([*export, "install=true"])
         lines.append(f"{title} reads files of dense products from its package alone, {PLACES[engine]}: {command}")
     if DENSE in kinds and installed is not None:
         named = [f"package={package}"] if package else []

@@ -38,6 +38,11 @@ class Comparison:
     left_out: tuple[str, ...]
     """Options that lack the time of a problem that others have."""
 
+    @property
+    def is_weighted(self) -> bool:
+        """True if numbers of calls are known: a table has none, and a list of problems counts each once."""
+        return any(self.weights.get(key, 1.0) != 1.0 for key in self.problems)
+
     def total_us(self, option: OptionTimes) -> float:
         """The time of all problems, by their number of calls."""
         return option.total_us(self.problems, self.weights)

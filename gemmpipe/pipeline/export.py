@@ -134,6 +134,14 @@ def choices_of_table(source: TableSource) -> Choices:
     )
 
 
+def architectures_of(choices: Choices) -> tuple[str, ...]:
+    """The architectures on which a run's or a table's rows were timed, sorted."""
+    if choices.is_run:
+        return (choices.device.gfx,)
+    found = choices.selections["gfx"].dropna() if "gfx" in choices.selections else ()
+    return tuple(sorted({str(gfx) for gfx in found}))
+
+
 def own_table(choices: Choices, folder: Path | None, events: Events) -> Path:
     """The native table with these choices: written to `folder`, else the one that the run wrote.
 

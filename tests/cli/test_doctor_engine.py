@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from gemmpipe.cli.main import main
@@ -83,6 +84,49 @@ def test_by_a_log(capfd: Captured) -> None:
     assert "  no line of gemmpipe's plug-in for vLLM" in found
 
 
+def test_a_table_names_its_device(h200_tables: Path, capfd: Captured) -> None:
+    table = h200_tables / "a8w8_blockscale_tuned_gemm.csv"
+    found = lines(capfd, "engine=vllm", f"run={table}", "version=0.25.1")
+    assert found[0] == "vLLM 0.25.1 on sm_90"
+    assert "  sm_90 is the device of the table; target= names another" in found
+    (times,) = [line for line in found if line.startswith("times of ")]
+    assert times.endswith(" products, each counted once (no numbers of calls)")
+    found = lines(capfd, "engine=vllm", f"run={table}", "version=0.25.1", "target=sm_100")
+    assert found[-1] == f"times: those of {table} are of sm_90; expected sm_100"
+
+
+def odd_table(h200_tables: Path, gfx: str = "sm_90") -> Path:
+    """The shipped rows, the first one repeated with N = 1000 on an architecture."""
+    rows = pd.read_csv(h200_tables / "a8w8_blockscale_tuned_gemm.csv", dtype=str, keep_default_na=False)
+    more = rows.head(1).assign(N="1000", gfx=gfx)
+    table = Path("a8w8_blockscale_tuned_gemm.csv")
+    pd.concat([rows, more]).to_csv(table, index=False)
+    return table
+
+
+def test_sizes_that_a_kernel_lacks_have_the_next_one(h200_tables: Path, capfd: Captured) -> None:
+    table = odd_table(h200_tables)
+    sizes = len({*map(tuple, pd.read_csv(table)[["N", "K"]].to_numpy())})
+    found = lines(capfd, "engine=vllm", "target=sm_90", "version=0.25.1", f"run={table}")
+    assert line_of(found, "linear fp8 by blocks").endswith(f"reads no tuned files ({sizes - 1} of {sizes} sizes)")
+    at = found.index(f"      1 of {sizes} sizes: CUTLASS: reads no tuned files")
+    k = pd.read_csv(table).iloc[-1]["K"]
+    assert found[at + 1] == f"          not FlashInfer for M < 32, DeepGEMM above: N % 64 or K % 128: N=1000 K={k}"
+    found = lines(capfd, "engine=sglang", "target=sm_90", f"run={table}")
+    assert f"      1 of {sizes} sizes: Triton: reads tuned files" in found
+
+
+def test_a_table_of_two_devices_asks_for_one(h200_tables: Path, capfd: Captured) -> None:
+    table = odd_table(h200_tables, gfx="sm_100")
+    assert main(["doctor", "engine=vllm", f"run={table}"]) == 3
+    assert capfd.readouterr().err.endswith(
+        "names the architecture of the server's; the table has rows of sm_100, sm_90\n"
+    )
+    found = lines(capfd, "engine=vllm", f"run={table}", "target=sm_100")
+    (times,) = [line for line in found if line.startswith("times of ")]
+    assert ": us of 1 product, " in times
+
+
 @pytest.mark.e2e
 def test_with_the_times_of_a_run(capfd: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
     assert main([*TUNE, "format=[csv,vllm]"]) == 0
@@ -92,7 +136,7 @@ def test_with_the_times_of_a_run(capfd: Captured, monkeypatch: pytest.MonkeyPatc
     refused = capfd.readouterr().out.splitlines()[-1]
     assert refused.startswith("times: those of ")
     assert refused.endswith("; expected sm_90"), "times of a CPU decide nothing for a GPU"
-    monkeypatch.setattr("gemmpipe.cli.doctor_engine._timed_on", lambda choices: {"sm_90"})
+    monkeypatch.setattr("gemmpipe.pipeline.export.architectures_of", lambda choices: ("sm_90",))
     assert main([f"--config-dir={LIKE}", "doctor", *given]) == 0
     found = capfd.readouterr().out.splitlines()
     titles = [

@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 
 from gemmpipe.cli.main import main
+from gemmpipe.core.device import gpu_kind
 
 LIKE = Path(__file__).parents[1] / "engine_like"
 TUNE = (
@@ -42,7 +43,8 @@ def test_a_run_that_timed_the_form_is_exported_later(capfd: pytest.CaptureFixtur
     (again,) = Path("later/vllm").glob("N=*.json")
     assert (again.name, json.loads(again.read_text())) == (written.name, json.loads(written.read_text()))
     assert "vllm serve org/model --linear-backend triton" in out
-    assert "install=true" in out, "dense files must lie in the package"
+    own = f"gemmpipe --config-dir={LIKE} export last vllm output=later model=org/model install=true"
+    assert f": {own}" in out, "dense files must lie in the package"
     assert export(str(run_folder()), "plugin", "output=table") == 0
     out = capfd.readouterr().out
     assert "warning: plugin: all rows are of a CPU" in out
@@ -63,9 +65,16 @@ def test_a_run_that_did_not_time_the_form_is_refused_with_the_command_that_does(
     assert not Path("later").exists(), "no file of a kernel that the engine does not have"
     command = f"reuse={run_folder().resolve()} 'format=[vllm]'"
     assert command in error
-    assert main([f"--config-dir={LIKE}", f"reuse={run_folder()}", "format=[vllm]"]) == 0
+    assert f"gemmpipe --config-dir={LIKE} reuse=" in error
+    older = run_folder()
+    assert main([f"--config-dir={LIKE}", f"reuse={older}", "format=[vllm]"]) == 0
     assert export("last", "vllm", "output=later") == 0
     assert list(Path("later/vllm").glob("N=*.json"))
+    timed = run_folder()
+    assert timed != older
+    capfd.readouterr()
+    assert export(str(timed), "vllm", "output=a folder") == 0
+    assert f" export {timed} vllm 'output=a folder' install=true\n" in capfd.readouterr().out
 
 
 @pytest.mark.e2e
@@ -115,8 +124,10 @@ def test_a_merge_of_tables_points_to_export(h200_tables: Path, capfd: pytest.Cap
 def test_a_table_has_no_times_of_an_engines_form(h200_tables: Path, capfd: pytest.CaptureFixture[str]) -> None:
     table = h200_tables / "a8w8_blockscale_tuned_gemm.csv"
     assert main(["export", str(table), "sglang"]) == 2
-    expected = f"gemmpipe kernel=a8w8_blockscale shapes=csv shapes.path={table} 'format=[sglang]'"
-    assert expected in capfd.readouterr().err
+    expected = f"gemmpipe kernel=a8w8_blockscale shapes=csv shapes.path={table} 'format=[sglang]', which times it"
+    error = capfd.readouterr().err
+    assert expected in error
+    assert error.endswith(" on a GPU (sm_90); this machine has none\n") or gpu_kind() is not None
     assert main(["export", str(table), "plugin"]) == 0
     assert f"GEMMPIPE_CONFIG_A8W8_BLOCKSCALE={table}" in capfd.readouterr().out
     assert main(["export", str(h200_tables / "bf16_tuned_gemm.csv"), "vllm"]) == 2

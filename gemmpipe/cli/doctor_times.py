@@ -1,0 +1,185 @@
+"""The times of `gemmpipe doctor engine=... run=...`: what the alternatives of an engine take, and which is fastest."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gemmpipe.cli.command_line import gemmpipe_command
+from gemmpipe.core.errors import EnvironmentProblem
+from gemmpipe.core.events import counted
+from gemmpipe.core.paths import tables_variable
+from gemmpipe.core.shell import shell_join
+from gemmpipe.engines.kernel_choice import (
+    BLOCKS,
+    EXPERTS_BLOCKS,
+    EXPERTS_SIXTEEN,
+    ROWS,
+    SIXTEEN,
+    KernelRule,
+    LayerRules,
+    Situation,
+    SizedChoice,
+)
+from gemmpipe.engines.packages import TITLES, VLLM, dense_folder
+
+if TYPE_CHECKING:
+    from gemmpipe.formats.engine_json import EngineJson
+    from gemmpipe.pipeline.engine_times import Comparison, OptionTimes
+    from gemmpipe.pipeline.export import Choices
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimedRun:
+    """A run (or a table) with times, and the engine whose alternatives they are."""
+
+    engine: str
+    choices: "Choices"
+    package: Path | None
+    """The engine's package."""
+    config_dir: Path | None
+
+    @property
+    def form(self) -> "EngineJson":
+        """The engine's format of files."""
+        from gemmpipe.formats.engine_json import Sglang, Vllm
+
+        return (Vllm if self.engine == VLLM else Sglang)(device_name=None)
+
+    @property
+    def architectures(self) -> tuple[str, ...]:
+        """Those on which its rows were timed, sorted."""
+        from gemmpipe.pipeline.export import architectures_of
+
+        return architectures_of(self.choices)
+
+    def of_architecture(self, gfx: str) -> "TimedRun":
+        """The rows of one architecture: a table may have several."""
+        if self.choices.is_run or len(self.architectures) == 1:
+            return self
+        rows = self.choices.selections
+        return replace(self, choices=replace(self.choices, selections=rows[rows["gfx"] == gfx]))
+
+    @property
+    def kind(self) -> str:
+        """The kind of layers of its products."""
+        return kind_of(self.choices, self.form)
+
+    @property
+    def sizes(self) -> tuple[tuple[int, int], ...]:
+        """(N, K) of its dense products, each once; none of experts, whose layers have two products."""
+        rows = self.choices.selections
+        if self.kind in (EXPERTS_BLOCKS, EXPERTS_SIXTEEN) or not {"N", "K"} <= set(rows.columns):
+            return ()
+        pairs = zip(rows["N"], rows["K"], strict=True)
+        return tuple(sorted({(int(n), int(k)) for n, k in pairs if n == n and k == k and None not in (n, k)}))
+
+
+def kind_of(choices: "Choices", form: "EngineJson") -> str:
+    """The kind of layers of a run's family."""
+    columns = {column.name for column in choices.family.key_columns}
+    if "expert" in columns:
+        quantised = choices.selections["q_type"].astype(str).str.contains("1x128").any()
+        return EXPERTS_BLOCKS if quantised else EXPERTS_SIXTEEN
+    if form.buckets(choices.family, [1]):
+        return BLOCKS
+    return ROWS if "q_dtype_w" in columns else SIXTEEN
+
+
+def time_lines(
+    timed: TimedRun, situation: Situation, layer: LayerRules | None, chosen: Sequence[SizedChoice]
+) -> Iterator[str]:
+    """The alternatives by their times, and how to choose the fastest.
+
+    `layer` has the rules of this kind of layers, `chosen` what the engine chooses now.
+    """
+    from gemmpipe.pipeline.engine_times import compare_options
+
+    place = timed.choices.place
+    if situation.gfx not in timed.architectures:
+        on = ", ".join(timed.architectures) or "an unknown device"
+        yield f"times: those of {place} are of {on}; expected {situation.gfx}"
+        return
+    timed = timed.of_architecture(situation.gfx)
+    compared = compare_options(timed.choices, timed.engine, timed.form)
+    if not compared.problems:
+        yield f"times: {place} has none"
+        return
+    installed = _has_installed_files(timed, compared)
+    counts = "weighted by calls" if compared.is_weighted else "each counted once (no numbers of calls)"
+    yield f"times of {place}: us of {counted(len(compared.problems), 'product')}, {counts}"
+    for option in compared.options:
+        mark = _choice_mark(option, chosen, installed=installed)
+        yield f"  {_option_title(option.option, timed.engine):<50} {compared.total_us(option):12.1f}{mark}"
+    for name in compared.left_out:
+        yield f"  {_option_title(name, timed.engine):<50} {'not all':>12}"
+    if layer is not None:
+        yield from _advice(compared, layer, situation, timed)
+
+
+def _has_installed_files(timed: TimedRun, compared: "Comparison") -> bool:
+    """True if `gemmpipe export` installed files for all products of a comparison in the engine's package."""
+    from gemmpipe.engines.install import installed_names
+
+    if timed.package is None:
+        return False
+    try:
+        names = installed_names(dense_folder(timed.engine, timed.package))
+    except EnvironmentProblem:
+        return False
+    sizes = {tuple(dict(key).get(name) for name in ("N", "K")) for key in compared.problems}
+    return all(any(name.startswith(f"N={n},K={k},") for name in names) for n, k in sizes)
+
+
+def _choice_mark(option: "OptionTimes", chosen: Sequence[SizedChoice], *, installed: bool) -> str:
+    """Marks the option that the engine chooses, for how many sizes where it does not choose it for all."""
+    mine = sum(len(each.sizes) for each in chosen if _is_choice(option, each.rule, installed=installed))
+    if not any(_is_choice(option, each.rule, installed=installed) for each in chosen):
+        return ""
+    partly = f" for {mine} of {counted(sum(len(each.sizes) for each in chosen), 'size')}" if len(chosen) > 1 else ""
+    return f"  the engine's choice now{partly}"
+
+
+def _is_choice(option: "OptionTimes", rule: KernelRule | None, *, installed: bool) -> bool:
+    from gemmpipe.pipeline.engine_times import WITH_FILE, WITHOUT_FILE
+
+    if rule is None:
+        return False
+    if rule.reads_files:
+        return option.option == (WITH_FILE if installed else WITHOUT_FILE)
+    return option.option in rule.labels
+
+
+def _option_title(option: str, engine: str) -> str:
+    from gemmpipe.pipeline.engine_times import BASELINE, TUNED, WITH_FILE, WITHOUT_FILE
+
+    name = TITLES[engine]
+    return {
+        BASELINE: "the baseline: the best library without more memory",
+        TUNED: "tuned rows, through gemmpipe's plug-in",
+        WITH_FILE: f"{name}'s Triton function with the run's file",
+        WITHOUT_FILE: f"{name}'s Triton function as it is",
+    }.get(option, f"backend {option} alone")
+
+
+def _advice(compared: "Comparison", layer: LayerRules, situation: Situation, timed: TimedRun) -> Iterator[str]:
+    """How to choose the fastest option, and the fastest of the engine's own kernels that computes all sizes."""
+    from gemmpipe.engines.launch import ServerArguments, plugin_lines, plugin_switch
+    from gemmpipe.pipeline.engine_times import TUNED, WITH_FILE, WITHOUT_FILE
+
+    choices, server = timed.choices, ServerArguments(engine=timed.engine)
+    reader = next((rule for rule in layer.kernels if rule.reads_files), None)
+    for option in compared.options:
+        if option.option == TUNED and choices.tables:
+            columns = [column.name for column in choices.family.key_columns]
+            variable = tables_variable(choices.family.name)
+            yield f"fastest: {plugin_lines(server, variable, choices.tables[0].absolute(), plugin_switch(columns))[0]}"
+            continue
+        rule = next((each for each in layer.kernels if option.option in each.labels), None)
+        rule = reader if option.option in (WITH_FILE, WITHOUT_FILE) else rule
+        if rule is None or not layer.computes_all(rule, situation):
+            continue
+        command = [*gemmpipe_command(timed.config_dir), "export", *choices.arguments, timed.engine, "install=true"]
+        first = f"{shell_join(command)}; " if option.option == WITH_FILE else ""
+        yield f"fastest of the engine's own kernels: {first}{server.command(layer.flags_for(rule))}"
+        return
