@@ -25,7 +25,7 @@ _MODULES: Mapping[str, str] = {"runs": "run_list"}
 """Modules of another name: `gemmpipe.cli.runs` finds earlier runs for pipelines."""
 
 
-_OF_ENGINE = ("args", "log", "run", "target", "version", "package")
+_OF_ENGINE = ("args", "run", "target", "version", "package")
 """Options of `gemmpipe doctor engine=...` that this machine's devices do not have."""
 
 
@@ -49,7 +49,7 @@ def command_of(line: CommandLine) -> str | None:
     """
     if line.command == "doctor":
         keys = [option.partition("=")[0] for option in line.overrides]
-        if "engine" in keys:
+        if "engine" in keys or "log" in keys:  # the log names its engine
             return "doctor_engine"
         if (key := next((key for key in keys if key in _OF_ENGINE), None)) is not None:
             raise UserError(f"doctor: {key}: an option of doctor engine=vllm and engine=sglang; expected engine= too")

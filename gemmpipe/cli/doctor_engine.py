@@ -16,6 +16,7 @@ from gemmpipe.cli.commands import options
 from gemmpipe.cli.doctor_times import TimedRun, time_lines
 from gemmpipe.core.errors import EnvironmentProblem, UserError, printable, suggest
 from gemmpipe.core.events import counted
+from gemmpipe.core.shell import shell_join
 from gemmpipe.engines.kernel_choice import (
     EXPERT_ARGUMENTS,
     EngineRules,
@@ -47,16 +48,25 @@ The kernel that the engine uses for each kind of layer on this device, with thes
 reads tuned files; and, with run=, what the alternatives take and how to choose the fastest.
 
   args=...       the server's arguments
-  log=FILE       the server's log: its version, arguments, kernels and files
+  log=FILE       the server's log: its engine, version, arguments, kernels and files
   run=...        a run (or a tuned table) with times of the alternatives
   kernel=FAMILY  the kernel of a table whose name does not tell it
-  target=sm_90   the device's architecture, where it is not in this machine
+  target=sm_90   the device's architecture, where it is not in this machine, and neither the log nor run= names it
   version=0.33.0 the engine's version, where it is not installed in this Python
   package=DIR    the engine's package, where it is not installed in this Python
 """
 _COMMON = ("sm_80", "sm_89", "sm_90", "sm_100", "sm_103", "sm_120")
 ARCHITECTURES = ("sm_70", "sm_75", *_COMMON, "sm_86", "sm_87", "sm_101", "sm_110", "sm_121")
 """NVIDIA's architectures with tensor cores (compute capability 7.0 to 12.1)."""
+_DEVICES = {
+    "sm_80": ("A100", "A800"),
+    "sm_89": ("L40", "L20", "L4", "RTX 4090", "RTX 6000 Ada"),
+    "sm_90": ("H100", "H200", "H20", "H800"),
+    "sm_100": ("B200",),
+    "sm_103": ("B300",),
+    "sm_120": ("RTX PRO 6000", "RTX 5090"),
+}
+"""Parts of the names of devices that serve models, by architecture."""
 _MISSPELT = 0.88
 """Likeness of two arguments of which one may be the other: less than --tensor-parallel-size and --expert-... have."""
 _AMD = re.compile(r"gfx\d{1,2}[0-9a-f]{2}")
@@ -72,6 +82,7 @@ class _Request:
     situation: Situation
     package: Path | None
     log: "ServerLog | None"
+    log_path: Path
     unread: tuple[str, ...]
     """Arguments of `args=` that the rules do not depend on."""
     timed: TimedRun | None
@@ -92,14 +103,14 @@ def run(line: CommandLine) -> int:
 
 def _request(line: CommandLine) -> _Request:
     given = options(line, _OPTIONS)
-    engine = check_engine("engine", given["engine"])
-    log = _log(given["log"], engine)
+    log = _log(given["log"], given["engine"].lower())
+    engine = check_engine("engine", given["engine"] or (log.engine if log is not None and log.engine else ""))
     package = _package(engine, given["package"])
     installed = version_of_package(package) if package is not None else installed_version(engine)
     version = _version(given["version"]) or (log.version if log is not None else None) or installed
     timed = _timed(given["run"], given["kernel"], engine, package, line.config_dir)
     typed, rules = _flags(given["args"]), _rules(engine, version)
-    gfx, device_note = _device(given["target"], timed)
+    gfx, device_note = _device(given["target"], log, timed)
     return _Request(
         engine=engine,
         version=version,
@@ -112,24 +123,32 @@ def _request(line: CommandLine) -> _Request:
         ),
         package=package,
         log=log,
+        log_path=Path(given["log"]),
         unread=tuple(name for name in typed if name not in _arguments(rules)),
         timed=timed,
         device_note=device_note,
     )
 
 
-def _device(target: str, timed: TimedRun | None) -> tuple[str, str]:
-    """(the architecture: that of `target=`, else of the run or table, else of this machine; where it is from).
+def _device(target: str, log: "ServerLog | None", timed: TimedRun | None) -> tuple[str, str]:
+    """(the architecture, where it is from): that of `target=`, of the log, of the run or table, or of this machine.
 
     Raises UserError for a target that does not exist, EnvironmentProblem if nothing names a device.
     """
     if target:
         return _target(target), ""
     timed_on = timed.architectures if timed is not None else ()
+    if log is not None and (gfx := _architecture(log.device)):
+        return gfx, f"{gfx} is the architecture of {log.device}, which the log names; target= names another"
     if timed is not None and len(timed_on) == 1:
         what = "run" if timed.choices.is_run else "table"
         return timed_on[0], f"{timed_on[0]} is the device of the {what}; target= names another"
     return _gfx(timed_on), ""
+
+
+def _architecture(device: str) -> str:
+    """The architecture of a device by its name; empty if it is not known."""
+    return next((gfx for gfx, names in _DEVICES.items() if any(name in device for name in names)), "")
 
 
 def _target(given: str) -> str:
@@ -169,7 +188,7 @@ def _log(path: str, engine: str) -> "ServerLog | None":
     if not path:
         return None
     log = read_server_log(Path(path).expanduser())
-    if log.engine not in (None, engine):
+    if engine and log.engine not in (None, engine):
         raise UserError(f"log={path}: a log of {TITLES[str(log.engine)]}; expected engine={log.engine}")
     return log
 
@@ -260,10 +279,10 @@ def _report(request: _Request) -> Iterator[str]:
     if request.unread:
         yield _unread_line(request)
     for layer in rules.layers:
-        yield from _layer_lines(layer, _chosen(request, layer), _logged(request, layer))
+        yield from _layer_lines(layer, _chosen(request, layer))
     yield from _file_lines(request)
     if request.log is not None:
-        yield from _log_lines(request.log, title)
+        yield from _log_lines(request.log, request.log_path, title)
     if request.timed is None:
         yield "times: run=last (or a run's folder, or a tuned table) compares the alternatives"
     else:
@@ -278,37 +297,34 @@ def _situation(request: _Request, kind: str) -> Situation:
     return replace(request.situation, sizes=timed.sizes if timed is not None and timed.kind == kind else ())
 
 
-def _logged(request: _Request, layer: LayerRules) -> str | None:
-    """The kernel that the log names for a kind of layers."""
-    return request.log.kernel_of(layer.kind) if request.log is not None else None
-
-
 def _chosen(request: _Request, layer: LayerRules) -> Sequence[SizedChoice]:
-    """The kernels for a kind of layers: that of the log if it names one that is known, else those of the rules."""
-    logged = _logged(request, layer)
-    rule = next((each for each in layer.kernels if logged in (each.name, each.title, each.backend.upper())), None)
-    if logged is None:
+    """The kernels for a kind of layers: those of the log if it names any, else those of the rules."""
+    logged = request.log.kernels_of(layer.kind) if request.log is not None else ()
+    if not logged:
         return layer.chosen_by_size(_situation(request, layer.kind))
-    note = "the log's" if rule is not None else f"{logged} (the log's; no rule for it here)"
-    return (SizedChoice(choice=LayerChoice(kind=layer.kind, rule=rule, passed_over=(), note=note), sizes=()),)
+    found = []
+    for name in logged:
+        rule = next((each for each in layer.kernels if name in (each.name, each.title, each.backend.upper())), None)
+        note = "the log's" if rule is not None else f"{name} (the log's; no rule for it here)"
+        found.append(SizedChoice(choice=LayerChoice(kind=layer.kind, rule=rule, passed_over=(), note=note), sizes=()))
+    return found
 
 
-def _layer_lines(layer: LayerRules, chosen: Sequence[SizedChoice], logged: str | None) -> Iterator[str]:
+def _layer_lines(layer: LayerRules, chosen: Sequence[SizedChoice]) -> Iterator[str]:
     first, *others = chosen
     rule, total = first.rule, sum(len(each.sizes) for each in chosen)
     if rule is None:
         yield f"  {layer.kind:<22} {first.choice.note}"
-        if logged is not None:
-            return
     else:
-        partly = f"{len(first.sizes)} of {counted(total, 'size')}" if others else ""
+        partly = f"{len(first.sizes)} of {counted(total, 'size')}" if first.sizes and others else ""
         yield f"  {layer.kind:<22} {_kernel_text(rule, first.choice.note, partly)}"
         yield f"      {rule.name}, {rule.source}"
     for passed, reason in first.choice.passed_over:
         yield f"      not {passed.title}: {reason}"
     for other in others:
         text = other.choice.note if other.rule is None else _kernel_text(other.rule, other.choice.note)
-        yield f"      {len(other.sizes)} of {counted(total, 'size')}: {text}"
+        whose = f"{len(other.sizes)} of {counted(total, 'size')}" if other.sizes else "other sizes"
+        yield f"      {whose}: {text}"
         known = {passed.name for passed, _ in first.choice.passed_over}
         for passed, reason in other.choice.passed_over:
             if passed.name not in known:
@@ -341,15 +357,29 @@ def _file_lines(request: _Request) -> Iterator[str]:
     yield f"tuned files of experts: {name}{'=' + value if value else ' is not set'}"
 
 
-def _log_lines(log: "ServerLog", title: str) -> Iterator[str]:
+def _log_lines(log: "ServerLog", place: Path, title: str) -> Iterator[str]:
     yield f"log: {counted(len(log.read), 'tuned file')} read, {counted(len(log.missing), 'file')} not found"
     yield from (f"  read {Path(path).name}" for path in log.read[:8])
     yield from (f"  missing {Path(path).name}" for path in log.missing[:8])
     if log.missing:
-        yield "  shapes=log shapes.path=LOG tunes what was missing"
+        yield f"  tunes what was missing: {_command_for_missing(log, place)}"
     yield from (f"  {line}" for line in log.plugin)
     if not log.plugin:
         yield f"  no line of gemmpipe's plug-in for {title}"
+
+
+def _command_for_missing(log: "ServerLog", place: Path) -> str:
+    """The command that tunes the products whose files were missing; names of experts' files lack two sizes."""
+    from gemmpipe.family import load_family, shipped_families
+    from gemmpipe.formats.engine_json import Sglang, Vllm
+
+    experts = all(Path(path).name.startswith("E=") for path in log.missing)
+    form = (Vllm if log.engine == VLLM else Sglang)(device_name=None)
+    families = [family for name in shipped_families() if form.buckets(family := load_family(name), [1])]
+    mine = [each.name for each in families if experts == any(column.name == "expert" for column in each.key_columns)]
+    sizes = ["shapes.model_dim=...", "shapes.topk=..."] if experts else []
+    named = [f"kernel={name}" for name in mine[:1]]
+    return shell_join(["gemmpipe", *named, "shapes=log", f"shapes.path={place}", *sizes, f"format=[{log.engine}]"])
 
 
 def _timed(place: str, kernel: str, engine: str, package: Path | None, config_dir: Path | None) -> TimedRun | None:

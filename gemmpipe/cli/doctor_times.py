@@ -133,11 +133,12 @@ def _has_installed_files(timed: TimedRun, compared: "Comparison") -> bool:
 
 def _choice_mark(option: "OptionTimes", chosen: Sequence[SizedChoice], *, installed: bool) -> str:
     """Marks the option that the engine chooses, for how many sizes where it does not choose it for all."""
-    mine = sum(len(each.sizes) for each in chosen if _is_choice(option, each.rule, installed=installed))
-    if not any(_is_choice(option, each.rule, installed=installed) for each in chosen):
+    mine = [each for each in chosen if _is_choice(option, each.rule, installed=installed)]
+    if not mine:
         return ""
-    partly = f" for {mine} of {counted(sum(len(each.sizes) for each in chosen), 'size')}" if len(chosen) > 1 else ""
-    return f"  the engine's choice now{partly}"
+    of, total = (sum(len(each.sizes) for each in some) for some in (mine, chosen))
+    partly = f" for {of} of {counted(total, 'size')}" if total else " for some sizes"
+    return f"  the engine's choice now{partly if len(chosen) > 1 else ''}"
 
 
 def _is_choice(option: "OptionTimes", rule: KernelRule | None, *, installed: bool) -> bool:

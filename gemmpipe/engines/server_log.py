@@ -27,7 +27,11 @@ _VERSION = re.compile(
 _SELECTED = re.compile(r"Selected (?P<kernel>\w{1,120}) for (?P<module>\w{1,120})")
 _EXPERTS_BACKEND = re.compile(r"Using '?(?P<kernel>[\w ]{1,60}?)'? (?P<kind>Fp8|FP8|Unquantized) MoE backend")
 _READ = re.compile(
-    r"Using (?:configuration|MoE kernel config) from (?P<path>[^\n]{1,1000}?\.json)(?: for (?P<what>[^\n.]{1,80}))?"
+    r"(?:Using configuration|Using MoE kernel config|use MoE kernel config) from (?P<path>[^\n]{1,1000}?\.json)"
+)
+_DEVICE = re.compile(
+    r"device_name=(?P<file>[^,/\n]{1,100}?)(?:,|\.json)"
+    r"|gemmpipe \S{1,40} in \w{4,6} \S{1,40} on (?P<plugin>[^:\n]{1,100}):"
 )
 _MISSING = re.compile(r"[Cc]onfig file not found at (?P<path>[^\n]{1,2000}?\.json)")
 _ARGUMENTS = re.compile(r"non-default args: (?P<vllm>\{.*\})")
@@ -48,8 +52,10 @@ class ServerLog:
     version: str | None = None
     flags: dict[str, str] = field(default_factory=dict)
     """Arguments of the server by name, as `Situation.flags`."""
-    kernels: dict[str, str] = field(default_factory=dict)
-    """The kernel by module or kind of layer, as the engine names both."""
+    kernels: dict[str, list[str]] = field(default_factory=dict)
+    """The kernels by module or kind of layer, as the engine names both: one for each size that needs another."""
+    device: str = ""
+    """The device's name, by the names of files or the plug-in's line."""
     read: list[str] = field(default_factory=list)
     """Tuned files that were read, in order."""
     missing: list[str] = field(default_factory=list)
@@ -64,16 +70,17 @@ class ServerLog:
             self.version = match["vllm"] or match["sglang"]
         if match := _SELECTED.search(line):
             self.engine = self.engine or VLLM
-            self.kernels.setdefault(match["module"], match["kernel"])
+            _append(self.kernels.setdefault(match["module"], []), match["kernel"])
         if match := _EXPERTS_BACKEND.search(line):
             self.engine = self.engine or VLLM
             kind = EXPERTS_SIXTEEN if match["kind"] == "Unquantized" else EXPERTS_BLOCKS
-            self.kernels.setdefault(kind, match["kernel"])
+            _append(self.kernels.setdefault(kind, []), match["kernel"])
         if match := _READ.search(line):
             _append(self.read, match["path"])
-        if match := _MISSING.search(line):
-            for path in match["path"].split(", "):
-                _append(self.missing, path)
+        if match := _MISSING.search(line):  # vLLM lists every folder with this name: the first one stands for it
+            _append(self.missing, match["path"])
+        if not self.device and (match := _DEVICE.search(line)):
+            self.device = (match["file"] or match["plugin"]).replace("_", " ")
         if match := _PLUGIN.search(line):
             _append(self.plugin, match[0])
         self._add_arguments(line)
@@ -88,14 +95,12 @@ class ServerLog:
                 name = found["name"]
                 self.flags.setdefault(_ALIASES.get(name, name), found["value"].strip("'"))
 
-    def kernel_of(self, kind: str) -> str | None:
-        """The kernel that the log names for a kind of layers; None if it names none."""
+    def kernels_of(self, kind: str) -> tuple[str, ...]:
+        """The kernels that the log names for a kind of layers, in order."""
         if kind in self.kernels:
-            return self.kernels[kind]
-        for module, kernel in self.kernels.items():
-            if kind in (BLOCKS, ROWS) and "Fp8" in module and ("Block" in kernel) == (kind == BLOCKS):
-                return kernel
-        return None
+            return tuple(self.kernels[kind])
+        named = (kernel for module, kernels in self.kernels.items() if "Fp8" in module for kernel in kernels)
+        return tuple(dict.fromkeys(each for each in named if kind == (BLOCKS if "Block" in each else ROWS)))
 
 
 def _append(found: list[str], path: str) -> None:

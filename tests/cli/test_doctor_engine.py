@@ -74,10 +74,15 @@ def test_by_a_log(capfd: Captured) -> None:
     Path("server.log").write_text(
         "INFO [core.py:140] Initializing a V1 LLM engine (v0.33.0) with config: model='x'\n"
         "INFO [__init__.py:779] Selected DeepGemmFp8BlockScaledMMKernel for Fp8LinearMethod\n"
+        "INFO [__init__.py:779] Selected CutlassFp8BlockScaledMMKernel for Fp8LinearMethod\n"
         f"WARNING [fp8_utils.py:955] Using default W8A8 Block FP8 kernel config. Config file not found at /v/{name}\n"
     )
-    found = lines(capfd, "engine=vllm", "target=sm_90", "log=server.log")
+    found = lines(capfd, "log=server.log")
     assert found[0] == "vLLM 0.33.0 on sm_90"
+    assert "  sm_90 is the architecture of NVIDIA H200, which the log names; target= names another" in found
+    assert "      other sizes: CUTLASS: reads no tuned files (the log's)" in found
+    command = "gemmpipe kernel=a8w8_blockscale shapes=log shapes.path=server.log 'format=[vllm]'"
+    assert f"  tunes what was missing: {command}" in found
     assert line_of(found, "linear fp8 by blocks").endswith("DeepGEMM: reads no tuned files (the log's)")
     assert "log: 0 tuned files read, 1 file not found" in found
     assert f"  missing {name}" in found
