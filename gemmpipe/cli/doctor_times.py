@@ -165,10 +165,12 @@ def _option_title(option: str, engine: str) -> str:
 
 def _advice(compared: "Comparison", layer: LayerRules, situation: Situation, timed: TimedRun) -> Iterator[str]:
     """How to choose the fastest option, and the fastest of the engine's own kernels that computes all sizes."""
-    from gemmpipe.engines.launch import ServerArguments, plugin_lines, plugin_switch
+    from gemmpipe.engines.launch import plugin_lines, plugin_switch
     from gemmpipe.pipeline.engine_times import TUNED, WITH_FILE, WITHOUT_FILE
+    from gemmpipe.sources.model.engine import server_for
 
-    choices, server = timed.choices, ServerArguments(engine=timed.engine)
+    choices = timed.choices
+    server = server_for(timed.engine, choices.shapes)
     reader = next((rule for rule in layer.kernels if rule.reads_files), None)
     for option in compared.options:
         if option.option == TUNED and choices.tables:

@@ -16,6 +16,7 @@ from gemmpipe.report.last_run import LAST, WITH_SELECTIONS, last_run
 
 if TYPE_CHECKING:
     from gemmpipe.engines.install import InstalledFile
+    from gemmpipe.engines.launch import ServerArguments
     from gemmpipe.pipeline.export import Choices
 
 HELP = """gemmpipe export RUN|TABLE vllm|sglang|aiter|plugin [output=DIR] [kernel=FAMILY]
@@ -34,11 +35,11 @@ and the launch line that uses them. RUN is the folder of a run, or last.
                  is kept as a backup
   undo=true      restore the engine's own files
   package=DIR    the engine's package, where it is not installed in this Python
-  model=MODEL    the model in the printed launch line
+  model=MODEL    the model in the printed launch line (that of shapes=engine)
   kernel=FAMILY  the kernel of a table whose name does not tell it
 """
 TARGETS = ("vllm", "sglang", "aiter", "plugin")
-_OPTIONS = {"output": "", "install": "false", "undo": "false", "package": "", "model": "MODEL", "kernel": ""}
+_OPTIONS = {"output": "", "install": "false", "undo": "false", "package": "", "model": "", "kernel": ""}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,7 +165,7 @@ def _read_choices(path: Path, kernel: str, config_dir: Path | None) -> "Choices"
 
 
 def _engine(request: _Request, choices: "Choices", events: Events) -> list[str]:
-    from gemmpipe.engines.launch import DENSE, ServerArguments, use_lines
+    from gemmpipe.engines.launch import DENSE, use_lines
     from gemmpipe.formats.engine_filenames import kinds_of_files
 
     form = _format(request.target, choices)
@@ -186,7 +187,7 @@ def _engine(request: _Request, choices: "Choices", events: Events) -> list[str]:
         found = _install(request, dense)
         installed = found[0].path.parent
         lines += _installed_lines(installed, found)
-    server = ServerArguments(engine=request.target, model=request.model)
+    server = _server(request, request.target, choices)
     command = _command(request)
     return [*lines, *use_lines(server, kinds, folder, export=command, installed=installed, package=request.package)]
 
@@ -240,6 +241,13 @@ def _missing_gpu(choices: "Choices") -> str:
     return f" on a GPU ({', '.join(found)}); this machine has none"
 
 
+def _server(request: _Request, engine: str, choices: "Choices") -> "ServerArguments":
+    """The server whose products the run tuned, with the model that the user names."""
+    from gemmpipe.sources.model.engine import server_for
+
+    return server_for(engine, choices.shapes, request.model or None)
+
+
 def _aiter(request: _Request, choices: "Choices", events: Events) -> list[str]:
     from gemmpipe.formats.aiter_csv import AiterCsv
 
@@ -255,7 +263,7 @@ def _aiter(request: _Request, choices: "Choices", events: Events) -> list[str]:
 
 
 def _plugin(request: _Request, choices: "Choices", events: Events) -> list[str]:
-    from gemmpipe.engines.launch import ServerArguments, plugin_lines, plugin_switch
+    from gemmpipe.engines.launch import plugin_lines, plugin_switch
     from gemmpipe.engines.packages import ENGINES
     from gemmpipe.pipeline.export import own_table
 
@@ -264,7 +272,8 @@ def _plugin(request: _Request, choices: "Choices", events: Events) -> list[str]:
     if choices.device.kind == "cpu":
         events.emit("warning", "plugin: all rows are of a CPU: an engine on a GPU answers with none of them")
     lines = [f"table {table}"]
-    for engine in ENGINES:
-        server = ServerArguments(engine=engine, model=request.model)
+    served = choices.shapes.get("engine")
+    for engine in [served] if served in ENGINES else ENGINES:
+        server = _server(request, str(engine), choices)
         lines += plugin_lines(server, tables_variable(choices.family.name), table, switch)
     return lines

@@ -22,7 +22,8 @@ _MEMORY_GIB: Mapping[str, int] = {
     "gfx950": 288,
 }
 """The least memory of data-center devices of an architecture: engines' defaults have steps at 70, 90 and 160."""
-_OTHER_GIB = 24
+OTHER_GIB = 24
+"""The memory that is assumed for other devices, in GiB."""
 _A100 = "sm_80"
 
 
@@ -38,9 +39,14 @@ class BatchLimits:
     """The largest batch size of a CUDA graph."""
 
 
+def knows_memory(gfx: str) -> bool:
+    """True if the least memory of an architecture's devices is known."""
+    return gfx in _MEMORY_GIB
+
+
 def default_limits(engine: str, gfx: str, tp: int, memory_gib: int | None) -> BatchLimits:
     """The limits of a server that is launched without arguments about them; memory in GiB (None: by architecture)."""
-    memory = _MEMORY_GIB.get(gfx, _OTHER_GIB) if memory_gib is None else memory_gib
+    memory = _MEMORY_GIB.get(gfx, OTHER_GIB) if memory_gib is None else memory_gib
     if engine == VLLM:
         large = memory >= 70 and gfx != _A100
         requests = 1024 if large else 256

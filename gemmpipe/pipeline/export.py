@@ -56,6 +56,12 @@ class Choices:
         return frozenset(self.selections["format"].fillna("").tolist())
 
     @property
+    def shapes(self) -> Mapping[str, object]:
+        """The run's options of `shapes`; empty for a table."""
+        found = self.config.get("shapes")
+        return found if isinstance(found, dict) else {}
+
+    @property
     def arguments(self) -> list[str]:
         """The arguments of a command that reads them: the place, and the kernel of a table whose name gives none."""
         return [str(self.place)] if self.is_run else table_arguments(self.place, self.family)

@@ -28,6 +28,10 @@ class Source(ABC):
         """A clause on products of other kernels in the source, for the user; empty if there are none."""
         return ""
 
+    def assumed(self, gfx: str) -> str:
+        """A clause on what the problems assume about the device, for the user; empty if nothing."""
+        return ""
+
     def recorded_us(self, family: Family, defaults: KernelDefaults, gfx: str) -> Mapping[str, float]:
         """Problem id -> the total time (us) of all its calls, where the source has it."""
         return {}

@@ -56,6 +56,8 @@ class Capture(Stage):
         left = context.source.left_out(context.family, context.defaults, context.device.gfx)
         if left:
             context.events.emit("line", f"  left out: {left}")
+        if assumed := context.source.assumed(context.device.gfx):
+            context.events.emit("line", f"  assumed: {assumed}")
         context.problems[:] = fresh
         return {}
 

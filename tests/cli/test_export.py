@@ -153,3 +153,58 @@ def test_a_run_names_its_kernel(capfd: pytest.CaptureFixture[str]) -> None:
     Path("run").mkdir()
     assert main(["export", "run", "plugin", "kernel=a16w16"]) == 2
     assert capfd.readouterr().err == "gemmpipe: export: kernel: only a table takes it; a run names its kernel\n"
+
+
+PLAIN = (f"--config-dir={LIKE}", "device=cpu", "backend=[torch]", "timer@stages.bench.timer=quick", "executor=told")
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 96,
+}
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize(
+    ("shapes", "expected"),
+    [
+        (
+            ["shapes=engine", "shapes.engine=sglang", "shapes.max_num_seqs=32"],
+            ["python -m sglang.launch_server --model-path model --tp-size 2 --max-running-requests 32"],
+        ),
+        (
+            ["shapes=model"],  # rows are those of one rank, whatever engine serves them
+            [
+                "vllm serve MODEL --tensor-parallel-size 2",
+                "python -m sglang.launch_server --model-path MODEL --tp-size 2",
+            ],
+        ),
+    ],
+)
+def test_the_server_of_the_run_is_launched(
+    shapes: list[str], expected: list[str], capfd: pytest.CaptureFixture[str]
+) -> None:
+    Path("model").mkdir()
+    Path("model/config.json").write_text(json.dumps(LLAMA))
+    more = ("kernel=a16w16", "shapes.nsets=[1]", "shapes.path=model", "shapes.tp=2", "output=tuned")
+    assert main([*PLAIN, *shapes, *more]) == 0
+    for model in ("", "org/model"):
+        capfd.readouterr()
+        assert export("last", "plugin", *([f"model={model}"] if model else [])) == 0
+        lines = [line for line in capfd.readouterr().out.splitlines() if line.startswith("GEMMPIPE_CONFIG_")]
+        launched = [line.partition("=linear ")[2] for line in lines]
+        wanted = [text.replace("MODEL", model or "MODEL") for text in expected]
+        assert launched == ([text.replace(" model ", f" {model} ") for text in wanted] if model else wanted)
+
+
+def test_batches_of_an_assumed_device_are_said(capfd: pytest.CaptureFixture[str]) -> None:
+    Path("config.json").write_text(json.dumps(LLAMA))
+    capture = ("capture", "kernel=a16w16", "shapes=engine", "shapes.path=config.json", "device=cpu")
+    assumed = "  assumed: batches of a device with 24 GiB; shapes.memory_gib= gives that of the server's"
+    assert main([*capture]) == 0
+    assert assumed in capfd.readouterr().out.splitlines()
+    assert main([*capture, "shapes.memory_gib=141"]) == 0
+    assert "  assumed: " not in capfd.readouterr().out

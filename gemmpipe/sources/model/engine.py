@@ -1,14 +1,22 @@
 """Problems of a served model: the products that an engine multiplies, at the row counts of its batches."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
 from gemmpipe.core.data import Problem
 from gemmpipe.core.errors import UserError
-from gemmpipe.engines.batch_sizes import BatchLimits, decode_sizes, default_limits, prefill_sizes, sglang_prefill_sizes
+from gemmpipe.engines.batch_sizes import (
+    OTHER_GIB,
+    BatchLimits,
+    decode_sizes,
+    default_limits,
+    knows_memory,
+    prefill_sizes,
+    sglang_prefill_sizes,
+)
 from gemmpipe.engines.launch import ServerArguments
 from gemmpipe.engines.packages import SGLANG, VLLM
 from gemmpipe.family import Family, KernelDefaults, load_family, shipped_families
@@ -74,6 +82,13 @@ class EngineShapes(ModelShapes):
                 f"expected kernel={sixteen_bit_family()}, or shapes.quantization=ignore"
             )
         return super().problems(family, defaults, gfx)
+
+    def assumed(self, gfx: str) -> str:
+        """The memory of the server's device, where neither the user nor the architecture gives it."""
+        limits = (self.max_num_seqs, self.max_num_batched_tokens)
+        if self.nsets != "engine" or self.memory_gib is not None or None not in limits or knows_memory(gfx):
+            return ""
+        return f"batches of a device with {OTHER_GIB} GiB; shapes.memory_gib= gives that of the server's"
 
     def limits(self, gfx: str) -> BatchLimits:
         """The server's limits of a batch."""
@@ -152,6 +167,26 @@ class EngineShapes(ModelShapes):
         if path.name == "config.json":
             return str(path.parent)
         return str(path) if path.suffix != ".json" else "MODEL"
+
+
+def server_for(engine: str, shapes: Mapping[str, object], model: str | None = None) -> ServerArguments:
+    """The server of an engine for a run with these options of `shapes`, whose rows are those of one of its devices.
+
+    Its arguments are those of `shapes=engine`, where this is the engine there, else the tensor parallelism alone.
+    `model` replaces the model of the options.
+    """
+    names = {field.name for field in fields(EngineShapes)}
+    given = {name: value for name, value in shapes.items() if name in names}
+    if names <= set(given) and given["engine"] == engine:
+        try:
+            server = EngineShapes(**given).server()  # type: ignore[arg-type]
+        except (TypeError, ValueError):
+            pass  # options of another version
+        else:
+            return server if model is None else replace(server, model=model)
+    tp = shapes.get("tp")
+    parallel = (_FLAGS[engine]["tp"], str(tp)) if isinstance(tp, int) and tp > 1 else ()
+    return ServerArguments(engine=engine, arguments=parallel, **({} if model is None else {"model": model}))
 
 
 def sixteen_bit_family() -> str:
