@@ -22,6 +22,7 @@ _REST = re.compile(
     r"(?P<channel>,per_channel_quant=True)?(?P<flydsl>,backend=flydsl)?"
 )
 _SIMILAR = re.compile(r"[NE]=.*|.*device_name.*", re.IGNORECASE)
+_OWN = re.compile(r"[NE]=", re.IGNORECASE)
 _TRITON = re.compile(r"triton_[0-9]+(_[0-9]+)*")
 _DENSE_DTYPES = ("fp8_w8a8", "int8_w8a8")
 _CHANNELWISE = "fp8_w8a8_channelwise"
@@ -75,6 +76,16 @@ class EngineFileName:
 def looks_like_engine_file(name: str) -> bool:
     """True if a file's name resembles those of the engines."""
     return _SIMILAR.fullmatch(name) is not None
+
+
+def is_of_another_function(path: Path) -> bool:
+    """True for a file in an engine's package whose name begins with neither N= nor E=.
+
+    Engines keep configurations of Mamba, LoRA and collectives under names of the same form: `headdim=64,dstate=128,...`.
+    """
+    packages = (folder for folder in path.absolute().parents if folder.name in ENGINES)
+    in_package = any((folder / "__init__.py").is_file() for folder in packages)
+    return in_package and _OWN.match(path.name) is None
 
 
 def engine_of_file(path: Path) -> str | None:

@@ -21,6 +21,7 @@ from gemmpipe.formats.engine_filenames import (
     check_file_name,
     check_location,
     engine_of_file,
+    is_of_another_function,
     looks_like_engine_file,
     parse_file_name,
 )
@@ -49,16 +50,17 @@ class LintedFile:
 
 
 def engine_files(paths: Sequence[Path]) -> tuple[Path, ...]:
-    """The paths that are files, and in folders all files with an engine's name, each once.
+    """The paths that are files, and in folders all files with an engine's name for products, each once.
 
     Raises UserError for a path that does not exist, and if there is nothing to check.
     """
     found: dict[Path, None] = {}
     for path in paths:
         if path.is_dir():
-            here = [
+            named = (
                 Path(root) / name for root, _, names in os.walk(path) for name in names if looks_like_engine_file(name)
-            ]
+            )
+            here = [each for each in named if not is_of_another_function(each)]
             if not here:
                 raise UserError(f"{path}: no file of an engine; expected names such as N=..,K=..,device_name=...json")
             found |= dict.fromkeys(sorted(here))

@@ -16,7 +16,7 @@ from gemmpipe.core.schema import SELECTIONS
 from gemmpipe.family import Family
 from gemmpipe.formats import Target
 from gemmpipe.formats.engine_json import EngineJson, Sglang, Vllm, nearest_key
-from gemmpipe.formats.engine_lint import check_coverage, findings_of, lint, lint_file
+from gemmpipe.formats.engine_lint import check_coverage, engine_files, findings_of, lint, lint_file
 from gemmpipe.formats.findings import ERROR, NOTE, WARNING, Finding, summary
 
 KNOBS: Mapping[str, object] = {
@@ -232,6 +232,18 @@ def test_the_engine_is_known_from_folder_or_name_or_the_user(tmp_path: Path) -> 
     (note,) = _findings(tmp_path, _full(), BF16, "x")
     assert (note.severity, "engine=sglang" in note.remedy) == (NOTE, True)
     assert lint_file(tmp_path / "x" / BF16, "sglang").engine == "sglang"
+
+
+def test_an_engines_files_of_other_functions_are_no_findings(tmp_path: Path) -> None:
+    package = tmp_path / "site-packages" / "vllm"
+    folder = tmp_path / "site-packages" / IN_VLLM
+    folder.mkdir(parents=True)
+    names = ("headdim=64,dstate=128,device_name=NVIDIA_H200,cache_dtype=float16.json", "n=64,k=128,device_name=x.json")
+    for name in names:
+        (folder / name).write_text("{}")
+    assert {path.name for path in engine_files([tmp_path])} == set(names), "no package: a name may be misspelt"
+    (package / "__init__.py").touch()
+    assert [path.name for path in engine_files([tmp_path])] == [names[1]], "misspelt in its case"
 
 
 def test_user_errors(tmp_path: Path) -> None:
