@@ -81,7 +81,7 @@ def looks_like_engine_file(name: str) -> bool:
 def is_of_another_function(path: Path) -> bool:
     """True for a file in an engine's package whose name begins with neither N= nor E=.
 
-    Engines keep configurations of Mamba, LoRA and collectives under names of the same form: `headdim=64,dstate=128,...`.
+    Engines name configurations of Mamba, LoRA and collectives in the same form: `headdim=64,dstate=128,...`.
     """
     packages = (folder for folder in path.absolute().parents if folder.name in ENGINES)
     in_package = any((folder / "__init__.py").is_file() for folder in packages)
