@@ -4,7 +4,9 @@ The launches themselves need a GPU: what would be launched is recorded instead.
 """
 
 import gc
+import time
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
@@ -19,6 +21,7 @@ from gemmpipe.family.problem import make_problem
 from gemmpipe.kernels.fmoe import _triton
 from gemmpipe.launch.build import LoadedKernel
 from gemmpipe.runtime import mixture_binding, moe
+from gemmpipe.runtime.launcher import DescriptorCache
 from gemmpipe.runtime.mixture_binding import OPERANDS, bind_mixture
 from gemmpipe.runtime.moe import RoutedOperands
 
@@ -173,3 +176,48 @@ def test_a_routing_in_another_type_is_converted_in_each_call(launches, ids: torc
     for _ in range(2):
         assert quick(given).shape == (40, 256)
     assert (len(general), bool(launches)) == ((0, True) if ids == torch.int32 else (2, False))
+
+
+def test_threads_share_no_operands(launches, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec, implementation, knobs, weights, inputs = made(40, "none", "gluon")
+    first = operands(weights, inputs, torch.empty(spec.out_shape, dtype=torch.bfloat16))
+    quick = bind_mixture(implementation, spec, knobs, DEVICE, first)
+    assert quick is not None
+    sets = []
+    for seed in range(4):
+        generator = torch.Generator().manual_seed(seed)
+        own = FMOE.make_weights(spec, generator), FMOE.make_inputs(spec, generator)
+        sets.append(operands(*own, torch.empty(spec.out_shape, dtype=torch.bfloat16)))
+    launches.clear()
+    make = DescriptorCache.__missing__
+
+    def slow(self: DescriptorCache, address: int) -> object:  # other threads run while arguments are filled in
+        time.sleep(0.01)
+        return make(self, address)
+
+    monkeypatch.setattr(DescriptorCache, "__missing__", slow)
+    with ThreadPoolExecutor(max_workers=4) as pool:
+        assert all(pool.map(quick, [tuple(given.values()) for given in sets]))
+    owner = {each.data_ptr(): index for index, given in enumerate(sets) for each in given.values() if each is not None}
+    owners = [
+        {owner[at] for value in arguments.values() if (at := address(value)) in owner} for *_, arguments in launches
+    ]
+    assert {len(each) for each in owners} <= {0, 1}, "a launch mixes the operands of two calls"
+    assert set.union(*owners) == {0, 1, 2, 3}
+
+
+def test_a_call_keeps_no_memory(launches) -> None:
+    spec, implementation, knobs, weights, inputs = made(40, "per_1x128", "triton")
+    given = operands(weights, inputs, torch.empty(spec.out_shape, dtype=torch.bfloat16))
+    quick = bind_mixture(implementation, spec, knobs, DEVICE, given)
+    assert quick is not None
+
+    def tensors() -> int:
+        launches.clear()
+        gc.collect()
+        return sum(isinstance(each, torch.Tensor) for each in gc.get_objects())
+
+    before = tensors()
+    for _ in range(3):
+        assert quick(tuple(given.values()))
+    assert tensors() == before, "memory that a graph would replay into after it was freed"
