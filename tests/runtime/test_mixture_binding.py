@@ -8,6 +8,7 @@ import time
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,7 +22,7 @@ from gemmpipe.family.problem import make_problem
 from gemmpipe.kernels.fmoe import _triton
 from gemmpipe.launch.build import LoadedKernel
 from gemmpipe.runtime import mixture_binding, moe
-from gemmpipe.runtime.launcher import DescriptorCache
+from gemmpipe.runtime.launcher import BoundKernel, bind_launch
 from gemmpipe.runtime.mixture_binding import OPERANDS, bind_mixture
 from gemmpipe.runtime.moe import RoutedOperands
 
@@ -179,6 +180,16 @@ def test_a_routing_in_another_type_is_converted_in_each_call(launches, ids: torc
 
 
 def test_threads_share_no_operands(launches, monkeypatch: pytest.MonkeyPatch) -> None:
+    def bind(*given: Any) -> BoundKernel:
+        bound = bind_launch(*given)
+
+        def launch(stream: int, values: list[object]) -> None:
+            time.sleep(0.002)  # other threads run between the arguments and the launch
+            bound.launch(stream, values)
+
+        return replace(bound, launch=launch)
+
+    monkeypatch.setattr(mixture_binding, "bind_launch", bind)
     spec, implementation, knobs, weights, inputs = made(40, "none", "gluon")
     first = operands(weights, inputs, torch.empty(spec.out_shape, dtype=torch.bfloat16))
     quick = bind_mixture(implementation, spec, knobs, DEVICE, first)
@@ -189,13 +200,6 @@ def test_threads_share_no_operands(launches, monkeypatch: pytest.MonkeyPatch) ->
         own = FMOE.make_weights(spec, generator), FMOE.make_inputs(spec, generator)
         sets.append(operands(*own, torch.empty(spec.out_shape, dtype=torch.bfloat16)))
     launches.clear()
-    make = DescriptorCache.__missing__
-
-    def slow(self: DescriptorCache, address: int) -> object:  # other threads run while arguments are filled in
-        time.sleep(0.01)
-        return make(self, address)
-
-    monkeypatch.setattr(DescriptorCache, "__missing__", slow)
     with ThreadPoolExecutor(max_workers=4) as pool:
         assert all(pool.map(quick, [tuple(given.values()) for given in sets]))
     owner = {each.data_ptr(): index for index, given in enumerate(sets) for each in given.values() if each is not None}
