@@ -25,7 +25,7 @@ _MODULES: Mapping[str, str] = {"runs": "run_list"}
 """Modules of another name: `gemmpipe.cli.runs` finds earlier runs for pipelines."""
 
 
-_OF_ENGINE = ("args", "run", "target", "version", "package")
+_OF_ENGINE = ("args", "run", "target", "version", "package", "model")
 """Options of `gemmpipe doctor engine=...` that this machine's devices do not have."""
 
 

@@ -50,6 +50,7 @@ reads tuned files; and, with run=, what the alternatives take and how to choose 
   args=...       the server's arguments
   log=FILE       the server's log: its engine, version, arguments, kernels and files
   run=...        a run (or a tuned table) with times of the alternatives
+  model=DIR      the config.json of the served model, or its folder: only its layers, with their sizes on one device
   kernel=FAMILY  the kernel of a table whose name does not tell it
   target=sm_90   the device's architecture, where it is not in this machine, and neither the log nor run= names it
   version=0.33.0 the engine's version, where it is not installed in this Python
@@ -67,11 +68,22 @@ _DEVICES = {
     "sm_120": ("RTX PRO 6000", "RTX 5090"),
 }
 """Parts of the names of devices that serve models, by architecture."""
+_TENSOR_PARALLEL = ("tensor_parallel_size", "tp", "tp_size")
 _MISSPELT = 0.88
 """Likeness of two arguments of which one may be the other: less than --tensor-parallel-size and --expert-... have."""
 _AMD = re.compile(r"gfx\d{1,2}[0-9a-f]{2}")
 _VERSION = re.compile(r"v?\d+(\.\d+)*([.+-]?[a-z]\w*([.+]\w+)*)?")
-_OPTIONS = {"engine": "", "args": "", "log": "", "run": "", "kernel": "", "target": "", "version": "", "package": ""}
+_OPTIONS = {
+    "engine": "",
+    "args": "",
+    "log": "",
+    "run": "",
+    "kernel": "",
+    "target": "",
+    "version": "",
+    "package": "",
+    "model": "",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,6 +99,9 @@ class _Request:
     """Arguments of `args=` that the rules do not depend on."""
     timed: TimedRun | None
     """That of `run=`."""
+    model: str
+    sizes: Mapping[str, Sequence[tuple[int, int]]] | None
+    """Kind of layers -> (N, K) of the products of `model=`; None without it."""
     device_note: str
     """Where the device is from, if neither from `target=` nor from this machine."""
 
@@ -111,21 +126,26 @@ def _request(line: CommandLine) -> _Request:
     timed = _timed(given["run"], given["kernel"], engine, package, line.config_dir)
     typed, rules = _flags(given["args"]), _rules(engine, version)
     gfx, device_note = _device(given["target"], log, timed)
+    flags = {**(log.flags if log is not None else {}), **typed}
     return _Request(
         engine=engine,
         version=version,
         rules=rules,
         situation=Situation(
             gfx=gfx,
-            flags={**(log.flags if log is not None else {}), **typed},
+            flags=flags,
             variables=dict(os.environ),
             packages={} if installed_version(engine) else _assumed_packages(package),
         ),
         package=package,
         log=log,
         log_path=Path(given["log"]),
-        unread=tuple(name for name in typed if name not in _arguments(rules)),
+        unread=tuple(
+            name for name in typed if name not in {*_arguments(rules), *(_TENSOR_PARALLEL if given["model"] else ())}
+        ),
         timed=timed,
+        model=given["model"],
+        sizes=_model_sizes(engine, given["model"], flags, gfx) if given["model"] else None,
         device_note=device_note,
     )
 
@@ -169,6 +189,28 @@ def _version(given: str) -> str:
 def _arguments(rules: EngineRules) -> set[str]:
     """The names of the server's arguments on which a choice depends."""
     return {*EXPERT_ARGUMENTS, *(layer.flag.lstrip("-").replace("-", "_") for layer in rules.layers if layer.flag)}
+
+
+def _model_sizes(
+    engine: str, model: str, flags: Mapping[str, str], gfx: str
+) -> Mapping[str, Sequence[tuple[int, int]]]:
+    """Kind of layers -> (N, K) of a model's products on one device of the server. Raises UserError."""
+    from gemmpipe.sources.model.engine import served_sizes
+
+    tp = _degree(flags, *_TENSOR_PARALLEL)
+    expert_parallel = Situation(gfx=gfx, flags=flags).expert_parallel
+    ep = tp if engine == VLLM else _degree(flags, "ep_size", "expert_parallel_size")
+    return served_sizes(engine, model, tp, ep if expert_parallel else 1, gfx)
+
+
+def _degree(flags: Mapping[str, str], *names: str) -> int:
+    """The first of these arguments that is given, 1 without one. Raises UserError for one that is no number."""
+    name = next((name for name in names if name in flags), None)
+    if name is None:
+        return 1
+    if not flags[name].isdecimal() or not int(flags[name]):
+        raise UserError(f"args: --{name.replace('_', '-')} {flags[name]}: expected a whole number from 1")
+    return int(flags[name])
 
 
 def _unread_line(request: _Request) -> str:
@@ -279,6 +321,9 @@ def _report(request: _Request) -> Iterator[str]:
     if request.unread:
         yield _unread_line(request)
     for layer in rules.layers:
+        if request.sizes is not None and layer.kind not in request.sizes:
+            yield f"  {layer.kind:<22} none in the model"
+            continue
         yield from _layer_lines(layer, _chosen(request, layer))
     yield from _file_lines(request)
     if request.log is not None:
@@ -288,11 +333,14 @@ def _report(request: _Request) -> Iterator[str]:
     else:
         layer_of_run = rules.layer(request.timed.kind)
         chosen = _chosen(request, layer_of_run) if layer_of_run is not None else ()
-        yield from time_lines(request.timed, _situation(request, request.timed.kind), layer_of_run, chosen)
+        situation = _situation(request, request.timed.kind)
+        yield from time_lines(request.timed, situation, layer_of_run, chosen, request.model or None)
 
 
 def _situation(request: _Request, kind: str) -> Situation:
-    """What the choice for a kind of layers depends on: with the sizes of the run's products, if they are of it."""
+    """What the choice for a kind of layers depends on: with the sizes of the model's products, or of the run's."""
+    if request.sizes is not None:
+        return replace(request.situation, sizes=request.sizes.get(kind, ()))
     timed = request.timed.of_architecture(request.situation.gfx) if request.timed is not None else None
     return replace(request.situation, sizes=timed.sizes if timed is not None and timed.kind == kind else ())
 

@@ -87,11 +87,15 @@ def kind_of(choices: "Choices", form: "EngineJson") -> str:
 
 
 def time_lines(
-    timed: TimedRun, situation: Situation, layer: LayerRules | None, chosen: Sequence[SizedChoice]
+    timed: TimedRun,
+    situation: Situation,
+    layer: LayerRules | None,
+    chosen: Sequence[SizedChoice],
+    model: str | None,
 ) -> Iterator[str]:
     """The alternatives by their times, and how to choose the fastest.
 
-    `layer` has the rules of this kind of layers, `chosen` what the engine chooses now.
+    `layer` has the rules of this kind of layers, `chosen` what the engine chooses now; `model` is what the user names.
     """
     from gemmpipe.pipeline.engine_times import compare_options
 
@@ -114,7 +118,7 @@ def time_lines(
     for name in compared.left_out:
         yield f"  {_option_title(name, timed.engine):<50} {'not all':>12}"
     if layer is not None:
-        yield from _advice(compared, layer, situation, timed)
+        yield from _advice(compared, layer, situation, timed, model)
 
 
 def _has_installed_files(timed: TimedRun, compared: "Comparison") -> bool:
@@ -163,14 +167,16 @@ def _option_title(option: str, engine: str) -> str:
     }.get(option, f"backend {option} alone")
 
 
-def _advice(compared: "Comparison", layer: LayerRules, situation: Situation, timed: TimedRun) -> Iterator[str]:
+def _advice(
+    compared: "Comparison", layer: LayerRules, situation: Situation, timed: TimedRun, model: str | None
+) -> Iterator[str]:
     """How to choose the fastest option, and the fastest of the engine's own kernels that computes all sizes."""
     from gemmpipe.engines.launch import plugin_lines, plugin_switch
     from gemmpipe.pipeline.engine_times import TUNED, WITH_FILE, WITHOUT_FILE
     from gemmpipe.sources.model.engine import server_for
 
     choices = timed.choices
-    server = server_for(timed.engine, choices.shapes)
+    server = server_for(timed.engine, choices.shapes, model)
     reader = next((rule for rule in layer.kernels if rule.reads_files), None)
     for option in compared.options:
         if option.option == TUNED and choices.tables:

@@ -1,5 +1,6 @@
 """`gemmpipe doctor engine=...`: the kernel of each kind of layer, by rules, by a log, and with a run's times."""
 
+import json
 from pathlib import Path
 
 import pandas as pd
@@ -121,6 +122,33 @@ def test_sizes_that_a_kernel_lacks_have_the_next_one(h200_tables: Path, capfd: C
     assert f"      1 of {sizes} sizes: Triton: reads tuned files" in found
 
 
+BLOCK_SCALED = {
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 256,
+    "intermediate_size": 640,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 512,
+    "quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128], "activation_scheme": "dynamic"},
+}
+
+
+def test_the_layers_of_a_model(capfd: Captured) -> None:
+    Path("model").mkdir()
+    Path("model/config.json").write_text(json.dumps(BLOCK_SCALED))
+    given = ("engine=vllm", "target=sm_90", "version=0.25.1", "model=model")
+    found = lines(capfd, *given)
+    assert line_of(found, "linear fp8 by blocks").endswith("DeepGEMM above: reads no tuned files")
+    assert line_of(found, "linear bf16").endswith("torch (cuBLAS): reads no tuned files"), "the output embedding"
+    assert line_of(found, "linear fp8 by row") == "  linear fp8 by row      none in the model"
+    assert line_of(found, "experts bf16").endswith("none in the model")
+    assert main(["doctor", *given, "args=--tensor-parallel-size 2"]) == 2
+    assert "128" in capfd.readouterr().err, "blocks of scales do not divide among 2 devices"
+    assert main(["doctor", *given, "args=--tensor-parallel-size two"]) == 2
+    assert capfd.readouterr().err == "gemmpipe: args: --tensor-parallel-size two: expected a whole number from 1\n"
+
+
 def test_a_table_of_two_devices_asks_for_one(h200_tables: Path, capfd: Captured) -> None:
     table = odd_table(h200_tables, gfx="sm_100")
     assert main(["doctor", "engine=vllm", f"run={table}"]) == 3
@@ -163,6 +191,8 @@ def test_with_the_times_of_a_run(capfd: Captured, monkeypatch: pytest.MonkeyPatc
     ("arguments", "code", "message"),
     [
         (["engine=vlm"], 2, "engine: 'vlm' is no engine; expected vllm or sglang"),
+        (["engine=vllm", "target=sm_90", "model=nowhere"], 2, "no file 'nowhere', expected a model's config.json"),
+        (["model=nowhere"], 2, "doctor: model: an option of doctor engine=vllm and engine=sglang; expected engine="),
         (["engine=vllm", "targte=sm_90"], 2, "doctor: targte: no such option; did you mean 'target'?"),
         (["engine=vllm", "target=sm_90", "args=--x 'y z"], 2, "No closing quotation; expected a server's arguments"),
         (["engine=vllm", "target=sm_99"], 2, "target: 'sm_99' is not known; expected an architecture such as sm_80"),

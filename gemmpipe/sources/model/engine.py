@@ -17,9 +17,11 @@ from gemmpipe.engines.batch_sizes import (
     prefill_sizes,
     sglang_prefill_sizes,
 )
+from gemmpipe.engines.kernel_choice import BLOCKS, EXPERTS_BLOCKS, EXPERTS_SIXTEEN, ROWS, SIXTEEN
 from gemmpipe.engines.launch import ServerArguments
 from gemmpipe.engines.packages import SGLANG, VLLM
-from gemmpipe.family import Family, KernelDefaults, load_family, shipped_families
+from gemmpipe.family import Family, GemmSpec, KernelDefaults, load_family, shipped_families
+from gemmpipe.family.dtypes import FP8_DTYPES
 from gemmpipe.family.problem import MAX_SIZE
 from gemmpipe.sources.model.linear import ConfigJson, Linear
 from gemmpipe.sources.model.quantization import quantization_of
@@ -187,6 +189,55 @@ def server_for(engine: str, shapes: Mapping[str, object], model: str | None = No
     tp = shapes.get("tp")
     parallel = (_FLAGS[engine]["tp"], str(tp)) if isinstance(tp, int) and tp > 1 else ()
     return ServerArguments(engine=engine, arguments=parallel, **({} if model is None else {"model": model}))
+
+
+def served_sizes(engine: str, path: str, tp: int, ep: int, gfx: str) -> Mapping[str, tuple[tuple[int, int], ...]]:
+    """Kind of layers -> (N, K) of its products on one device of a server, each once; none of experts.
+
+    A kind that the model does not have is absent. Raises UserError for a model that cannot be read, or not be divided.
+    """
+    unset: dict[str, None] = dict.fromkeys(
+        ("config", "max_num_seqs", "max_num_batched_tokens", "capture_sizes", "max_capture_size", "memory_gib")
+    )
+    source = EngineShapes(
+        engine=engine,  # type: ignore[arg-type]
+        path=path,
+        tp=tp,
+        ep=ep,
+        nsets=[1],
+        quantization="config",
+        prefill="none",
+        **unset,
+    )
+    where, config = source._config()
+    source.linears(config, where, batched=False)  # a model that cannot be read is an error here
+    main = family_of_checkpoint(Path(path))
+    plain = KernelDefaults(dtype=None, out_dtype=None, bias=None)
+    found: dict[str, set[tuple[int, int]]] = {}
+    for family in map(load_family, shipped_families()):
+        try:
+            problems = source.problems(family, plain, gfx)
+        except UserError:
+            if family.name == main:
+                raise
+            continue  # the model has no product of this family
+        for spec in map(family.spec, problems):
+            if kind := _kind_of_layers(spec):
+                found.setdefault(kind, set()).update([] if spec.experts else [(spec.n, spec.k)])
+    return {kind: tuple(sorted(sizes)) for kind, sizes in found.items()}
+
+
+def _kind_of_layers(spec: GemmSpec) -> str:
+    """The kind of an engine's layers with this product; empty for one that has no kernel of its own there."""
+    if spec.w_scale is None:
+        if spec.experts is not None:
+            return EXPERTS_SIXTEEN
+        return SIXTEEN if spec.batch == 1 and spec.w_dtype == spec.x_dtype else ""
+    if spec.w_dtype not in FP8_DTYPES:
+        return ""
+    if spec.w_scale.granularity == "block":
+        return EXPERTS_BLOCKS if spec.experts is not None else BLOCKS
+    return ROWS if spec.experts is None and spec.batch == 1 else ""
 
 
 def sixteen_bit_family() -> str:
