@@ -99,7 +99,6 @@ class _Request:
     """Arguments of `args=` that the rules do not depend on."""
     timed: TimedRun | None
     """That of `run=`."""
-    model: str
     sizes: Mapping[str, Sequence[tuple[int, int]]] | None
     """Kind of layers -> (N, K) of the products of `model=`; None without it."""
     device_note: str
@@ -143,8 +142,9 @@ def _request(line: CommandLine) -> _Request:
         unread=tuple(
             name for name in typed if name not in {*_arguments(rules), *(_TENSOR_PARALLEL if given["model"] else ())}
         ),
-        timed=timed,
-        model=given["model"],
+        timed=replace(timed, model=_served_model(given["model"]), arguments=tuple(shlex.split(given["args"])))
+        if timed is not None
+        else None,
         sizes=_model_sizes(engine, given["model"], flags, gfx) if given["model"] else None,
         device_note=device_note,
     )
@@ -201,6 +201,12 @@ def _model_sizes(
     expert_parallel = Situation(gfx=gfx, flags=flags).expert_parallel
     ep = tp if engine == VLLM else _degree(flags, "ep_size", "expert_parallel_size")
     return served_sizes(engine, model, tp, ep if expert_parallel else 1, gfx)
+
+
+def _served_model(given: str) -> str | None:
+    """The model of a launch line: the folder of a config.json; None for a file of another name."""
+    path = Path(given)
+    return str(path.parent) if path.name == "config.json" else None if path.suffix == ".json" else given or None
 
 
 def _degree(flags: Mapping[str, str], *names: str) -> int:
@@ -334,7 +340,7 @@ def _report(request: _Request) -> Iterator[str]:
         layer_of_run = rules.layer(request.timed.kind)
         chosen = _chosen(request, layer_of_run) if layer_of_run is not None else ()
         situation = _situation(request, request.timed.kind)
-        yield from time_lines(request.timed, situation, layer_of_run, chosen, request.model or None)
+        yield from time_lines(request.timed, situation, layer_of_run, chosen, of_model=request.sizes is not None)
 
 
 def _situation(request: _Request, kind: str) -> Situation:

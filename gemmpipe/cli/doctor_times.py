@@ -24,6 +24,7 @@ from gemmpipe.engines.kernel_choice import (
 from gemmpipe.engines.packages import TITLES, VLLM, dense_folder
 
 if TYPE_CHECKING:
+    from gemmpipe.engines.launch import ServerArguments
     from gemmpipe.formats.engine_json import EngineJson
     from gemmpipe.pipeline.engine_times import Comparison, OptionTimes
     from gemmpipe.pipeline.export import Choices
@@ -38,6 +39,10 @@ class TimedRun:
     package: Path | None
     """The engine's package."""
     config_dir: Path | None
+    model: str | None = None
+    """The model in a launch line; None: that of the run's problems."""
+    arguments: tuple[str, ...] = ()
+    """The server's arguments that the user gives; without any, those that the run's problems are for."""
 
     @property
     def form(self) -> "EngineJson":
@@ -60,6 +65,25 @@ class TimedRun:
         rows = self.choices.selections
         return replace(self, choices=replace(self.choices, selections=rows[rows["gfx"] == gfx]))
 
+    def of_sizes(self, sizes: Sequence[tuple[int, int]]) -> "TimedRun":
+        """The rows of these (N, K)."""
+        rows = self.choices.selections
+        mine = [pair in set(sizes) for pair in zip(rows["N"], rows["K"], strict=True)]
+        return replace(self, choices=replace(self.choices, selections=rows[mine]))
+
+    def server(self, layer: LayerRules) -> "ServerArguments":
+        """The server of a launch line, without the argument that chooses this layer's kernel."""
+        from gemmpipe.sources.model.engine import server_for
+
+        server = server_for(self.engine, self.choices.shapes, self.model)
+        if not self.arguments:
+            return server
+        kept: list[str] = []
+        for word in self.arguments:
+            if word.startswith("-") or not kept or not _is_flag(kept[-1], layer.flag):
+                kept.append(word)
+        return replace(server, arguments=tuple(word for word in kept if not _is_flag(word, layer.flag)))
+
     @property
     def kind(self) -> str:
         """The kind of layers of its products."""
@@ -73,6 +97,11 @@ class TimedRun:
             return ()
         pairs = zip(rows["N"], rows["K"], strict=True)
         return tuple(sorted({(int(n), int(k)) for n, k in pairs if n == n and k == k and None not in (n, k)}))
+
+
+def _is_flag(word: str, flag: str) -> bool:
+    """True for a word of a command line with this flag, in any spelling."""
+    return bool(flag) and word.partition("=")[0].replace("_", "-") == flag
 
 
 def kind_of(choices: "Choices", form: "EngineJson") -> str:
@@ -91,11 +120,13 @@ def time_lines(
     situation: Situation,
     layer: LayerRules | None,
     chosen: Sequence[SizedChoice],
-    model: str | None,
+    *,
+    of_model: bool = False,
 ) -> Iterator[str]:
     """The alternatives by their times, and how to choose the fastest.
 
-    `layer` has the rules of this kind of layers, `chosen` what the engine chooses now; `model` is what the user names.
+    `layer` has the rules of this kind of layers, `chosen` what the engine chooses now; `of_model`: only products of the
+    situation's sizes count.
     """
     from gemmpipe.pipeline.engine_times import compare_options
 
@@ -105,6 +136,12 @@ def time_lines(
         yield f"times: those of {place} are of {on}; expected {situation.gfx}"
         return
     timed = timed.of_architecture(situation.gfx)
+    if of_model and timed.sizes:
+        has = set(timed.sizes) & set(situation.sizes)
+        yield f"{place} has rows for {len(has)} of the model's {counted(len(situation.sizes), 'size')} of {timed.kind}"
+        timed = timed.of_sizes(situation.sizes)
+        if not has:
+            return
     compared = compare_options(timed.choices, timed.engine, timed.form)
     if not compared.problems:
         yield f"times: {place} has none"
@@ -118,7 +155,7 @@ def time_lines(
     for name in compared.left_out:
         yield f"  {_option_title(name, timed.engine):<50} {'not all':>12}"
     if layer is not None:
-        yield from _advice(compared, layer, situation, timed, model)
+        yield from _advice(compared, layer, situation, timed)
 
 
 def _has_installed_files(timed: TimedRun, compared: "Comparison") -> bool:
@@ -167,16 +204,12 @@ def _option_title(option: str, engine: str) -> str:
     }.get(option, f"backend {option} alone")
 
 
-def _advice(
-    compared: "Comparison", layer: LayerRules, situation: Situation, timed: TimedRun, model: str | None
-) -> Iterator[str]:
+def _advice(compared: "Comparison", layer: LayerRules, situation: Situation, timed: TimedRun) -> Iterator[str]:
     """How to choose the fastest option, and the fastest of the engine's own kernels that computes all sizes."""
     from gemmpipe.engines.launch import plugin_lines, plugin_switch
     from gemmpipe.pipeline.engine_times import TUNED, WITH_FILE, WITHOUT_FILE
-    from gemmpipe.sources.model.engine import server_for
 
-    choices = timed.choices
-    server = server_for(timed.engine, choices.shapes, model)
+    choices, server = timed.choices, timed.server(layer)
     reader = next((rule for rule in layer.kernels if rule.reads_files), None)
     for option in compared.options:
         if option.option == TUNED and choices.tables:

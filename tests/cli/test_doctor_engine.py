@@ -149,6 +149,25 @@ def test_the_layers_of_a_model(capfd: Captured) -> None:
     assert capfd.readouterr().err == "gemmpipe: args: --tensor-parallel-size two: expected a whole number from 1\n"
 
 
+def test_times_of_a_models_sizes_alone(h200_tables: Path, capfd: Captured) -> None:
+    table = h200_tables / "a8w8_blockscale_tuned_gemm.csv"
+    sizes = {"hidden_size": 8192, "intermediate_size": 28672, "num_attention_heads": 64, "num_key_value_heads": 8}
+    Path("served").mkdir()
+    Path("served/config.json").write_text(json.dumps({**BLOCK_SCALED, **sizes}))
+    given = ("engine=vllm", f"run={table}", "model=served")
+    found = lines(capfd, *given, "args=-tp 8 --linear-backend triton --max-num-seqs 64")
+    assert f"{table} has rows for 4 of the model's 4 sizes of linear fp8 by blocks" in found
+    (times,) = [line for line in found if line.startswith("times of ")]
+    rows = pd.read_csv(table)
+    sizes_of_a_rank = {(1280, 8192), (8192, 1024), (7168, 8192), (8192, 3584)}
+    mine = [pair for pair in zip(rows.N, rows.K, strict=True) if pair in sizes_of_a_rank]
+    assert f": us of {len(mine)} products, " in times
+    assert found[-1].endswith(" vllm serve served -tp 8 --max-num-seqs 64"), (
+        "without the flag that the plug-in replaces"
+    )
+    assert lines(capfd, *given)[-1] == f"{table} has rows for 0 of the model's 4 sizes of linear fp8 by blocks"
+
+
 def test_a_table_of_two_devices_asks_for_one(h200_tables: Path, capfd: Captured) -> None:
     table = odd_table(h200_tables, gfx="sm_100")
     assert main(["doctor", "engine=vllm", f"run={table}"]) == 3
