@@ -42,7 +42,8 @@ from gemmpipe.report.text_table import fold_width
 if TYPE_CHECKING:
     from gemmpipe.engines.server_log import ServerLog
 
-HELP = """gemmpipe doctor engine=vllm|sglang [args='--linear-backend triton ...'] [log=server.log] [run=last|DIR|TABLE]
+HELP = """gemmpipe doctor engine=vllm|sglang [args='--linear-backend triton ...'] [run=last|DIR|TABLE] [model=DIR]
+gemmpipe doctor log=server.log [...]
 
 The kernel that the engine uses for each kind of layer on this device, with these arguments and variables; whether it
 reads tuned files; and, with run=, what the alternatives take and how to choose the fastest.
@@ -337,10 +338,11 @@ def _report(request: _Request) -> Iterator[str]:
     if request.timed is None:
         yield "times: run=last (or a run's folder, or a tuned table) compares the alternatives"
     else:
-        layer_of_run = rules.layer(request.timed.kind)
-        chosen = _chosen(request, layer_of_run) if layer_of_run is not None else ()
-        situation = _situation(request, request.timed.kind)
-        yield from time_lines(request.timed, situation, layer_of_run, chosen, of_model=request.sizes is not None)
+        for kind in request.timed.of_architecture(request.situation.gfx).kinds:
+            mine = rules.layer(kind)
+            chosen = _chosen(request, mine) if mine is not None else ()
+            situation, of_model = _situation(request, kind), request.sizes is not None
+            yield from time_lines(request.timed, kind, situation, mine, chosen, of_model=of_model)
 
 
 def _situation(request: _Request, kind: str) -> Situation:
@@ -348,7 +350,7 @@ def _situation(request: _Request, kind: str) -> Situation:
     if request.sizes is not None:
         return replace(request.situation, sizes=request.sizes.get(kind, ()))
     timed = request.timed.of_architecture(request.situation.gfx) if request.timed is not None else None
-    return replace(request.situation, sizes=timed.sizes if timed is not None and timed.kind == kind else ())
+    return replace(request.situation, sizes=timed.sizes if timed is not None and kind in timed.kinds else ())
 
 
 def _chosen(request: _Request, layer: LayerRules) -> Sequence[SizedChoice]:

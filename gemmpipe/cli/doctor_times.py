@@ -85,15 +85,29 @@ class TimedRun:
         return replace(server, arguments=tuple(word for word in kept if not _is_flag(word, layer.flag)))
 
     @property
-    def kind(self) -> str:
-        """The kind of layers of its products."""
-        return kind_of(self.choices, self.form)
+    def kinds(self) -> tuple[str, ...]:
+        """The kinds of layers of its products: experts by blocks and in 16 bits, or a single kind."""
+        choices = self.choices
+        columns = {column.name for column in choices.family.key_columns}
+        if "expert" not in columns:
+            one = BLOCKS if self.form.buckets(choices.family, [1]) else ROWS if "q_dtype_w" in columns else SIXTEEN
+            return (one,)
+        by_blocks = set(choices.selections["q_type"].astype(str).str.contains("1x128"))
+        return tuple(kind for kind, blocks in ((EXPERTS_BLOCKS, True), (EXPERTS_SIXTEEN, False)) if blocks in by_blocks)
+
+    def of_kind(self, kind: str) -> "TimedRun":
+        """The rows of one of its kinds of layers."""
+        rows = self.choices.selections
+        if kind not in (EXPERTS_BLOCKS, EXPERTS_SIXTEEN):
+            return self
+        mine = rows["q_type"].astype(str).str.contains("1x128") == (kind == EXPERTS_BLOCKS)
+        return replace(self, choices=replace(self.choices, selections=rows[mine]))
 
     @property
     def sizes(self) -> tuple[tuple[int, int], ...]:
         """(N, K) of its dense products, each once; none of experts, whose layers have two products."""
         rows = self.choices.selections
-        if self.kind in (EXPERTS_BLOCKS, EXPERTS_SIXTEEN) or not {"N", "K"} <= set(rows.columns):
+        if not {"N", "K"} <= set(rows.columns):
             return ()
         pairs = zip(rows["N"], rows["K"], strict=True)
         return tuple(sorted({(int(n), int(k)) for n, k in pairs if n == n and k == k and None not in (n, k)}))
@@ -104,26 +118,16 @@ def _is_flag(word: str, flag: str) -> bool:
     return bool(flag) and word.partition("=")[0].replace("_", "-") == flag
 
 
-def kind_of(choices: "Choices", form: "EngineJson") -> str:
-    """The kind of layers of a run's family."""
-    columns = {column.name for column in choices.family.key_columns}
-    if "expert" in columns:
-        quantised = choices.selections["q_type"].astype(str).str.contains("1x128").any()
-        return EXPERTS_BLOCKS if quantised else EXPERTS_SIXTEEN
-    if form.buckets(choices.family, [1]):
-        return BLOCKS
-    return ROWS if "q_dtype_w" in columns else SIXTEEN
-
-
 def time_lines(
     timed: TimedRun,
+    kind: str,
     situation: Situation,
     layer: LayerRules | None,
     chosen: Sequence[SizedChoice],
     *,
     of_model: bool = False,
 ) -> Iterator[str]:
-    """The alternatives by their times, and how to choose the fastest.
+    """The alternatives for a kind of layers by their times, and how to choose the fastest.
 
     `layer` has the rules of this kind of layers, `chosen` what the engine chooses now; `of_model`: only products of the
     situation's sizes count.
@@ -135,10 +139,10 @@ def time_lines(
         on = ", ".join(timed.architectures) or "an unknown device"
         yield f"times: those of {place} are of {on}; expected {situation.gfx}"
         return
-    timed = timed.of_architecture(situation.gfx)
+    timed = timed.of_architecture(situation.gfx).of_kind(kind)
     if of_model and timed.sizes:
         has = set(timed.sizes) & set(situation.sizes)
-        yield f"{place} has rows for {len(has)} of the model's {counted(len(situation.sizes), 'size')} of {timed.kind}"
+        yield f"{place} has rows for {len(has)} of the model's {counted(len(situation.sizes), 'size')} of {kind}"
         timed = timed.of_sizes(situation.sizes)
         if not has:
             return
@@ -148,7 +152,7 @@ def time_lines(
         return
     installed = _has_installed_files(timed, compared)
     counts = "weighted by calls" if compared.is_weighted else "each counted once (no numbers of calls)"
-    yield f"times of {place}: us of {counted(len(compared.problems), 'product')}, {counts}"
+    yield f"times of {place}: us of {counted(len(compared.problems), 'product')} of {kind}, {counts}"
     for option in compared.options:
         mark = _choice_mark(option, chosen, installed=installed)
         yield f"  {_option_title(option.option, timed.engine):<50} {compared.total_us(option):12.1f}{mark}"
@@ -212,6 +216,9 @@ def _advice(compared: "Comparison", layer: LayerRules, situation: Situation, tim
     choices, server = timed.choices, timed.server(layer)
     reader = next((rule for rule in layer.kernels if rule.reads_files), None)
     for option in compared.options:
+        if option.option == TUNED and situation.expert_parallel and layer.kind in (EXPERTS_BLOCKS, EXPERTS_SIXTEEN):
+            yield f"gemmpipe's plug-in leaves experts that are spread over devices to {TITLES[timed.engine]}"
+            continue
         if option.option == TUNED and choices.tables:
             columns = [column.name for column in choices.family.key_columns]
             variable = tables_variable(choices.family.name)

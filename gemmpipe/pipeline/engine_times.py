@@ -52,7 +52,7 @@ def compare_options(choices: Choices, engine: str, form: EngineJson) -> Comparis
     """The options of a run (or a table) for an engine. Problems are those that all complete options share."""
     family = choices.family
     rows_column = family.rows_column
-    names = [column.name for column in family.key_columns if column.kind == "int" and column.default is None]
+    names = [column.name for column in family.key_columns]
     found: dict[str, dict[_Key, float]] = {}
     weights: dict[_Key, float] = {}
     for row in choices.selections.to_dict("records"):

@@ -96,7 +96,7 @@ def test_a_table_names_its_device(h200_tables: Path, capfd: Captured) -> None:
     assert found[0] == "vLLM 0.25.1 on sm_90"
     assert "  sm_90 is the device of the table; target= names another" in found
     (times,) = [line for line in found if line.startswith("times of ")]
-    assert times.endswith(" products, each counted once (no numbers of calls)")
+    assert times.endswith(" products of linear fp8 by blocks, each counted once (no numbers of calls)")
     found = lines(capfd, "engine=vllm", f"run={table}", "version=0.25.1", "target=sm_100")
     assert found[-1] == f"times: those of {table} are of sm_90; expected sm_100"
 
@@ -149,6 +149,24 @@ def test_the_layers_of_a_model(capfd: Captured) -> None:
     assert capfd.readouterr().err == "gemmpipe: args: --tensor-parallel-size two: expected a whole number from 1\n"
 
 
+def test_experts_of_two_kinds_and_over_devices(h200_tables: Path, capfd: Captured) -> None:
+    given = ("engine=vllm", f"run={h200_tables / 'tuned_fmoe.csv'}")
+    rows = pd.read_csv(h200_tables / "tuned_fmoe.csv")
+    by_blocks = int(rows["q_type"].str.contains("1x128").sum())
+    assert 0 < by_blocks < len(rows)
+    found = lines(capfd, *given)
+    times = [line.partition(": us of ")[2] for line in found if line.startswith("times of ")]
+    counts = (by_blocks, len(rows) - by_blocks)
+    kinds = ("experts fp8 by blocks", "experts bf16")
+    assert [text.partition(",")[0] for text in times] == [
+        f"{n} products of {k}" for n, k in zip(counts, kinds, strict=True)
+    ]
+    assert sum(line.startswith("fastest: ") for line in found) == 2
+    found = lines(capfd, *given, "args=--enable-expert-parallel -tp 2")
+    assert not any(line.startswith("fastest: ") for line in found)
+    assert found[-1] == "gemmpipe's plug-in leaves experts that are spread over devices to vLLM"
+
+
 def test_times_of_a_models_sizes_alone(h200_tables: Path, capfd: Captured) -> None:
     table = h200_tables / "a8w8_blockscale_tuned_gemm.csv"
     sizes = {"hidden_size": 8192, "intermediate_size": 28672, "num_attention_heads": 64, "num_key_value_heads": 8}
@@ -161,7 +179,7 @@ def test_times_of_a_models_sizes_alone(h200_tables: Path, capfd: Captured) -> No
     rows = pd.read_csv(table)
     sizes_of_a_rank = {(1280, 8192), (8192, 1024), (7168, 8192), (8192, 3584)}
     mine = [pair for pair in zip(rows.N, rows.K, strict=True) if pair in sizes_of_a_rank]
-    assert f": us of {len(mine)} products, " in times
+    assert f": us of {len(mine)} products of linear fp8 by blocks, " in times
     assert found[-1].endswith(" vllm serve served -tp 8 --max-num-seqs 64"), (
         "without the flag that the plug-in replaces"
     )
@@ -176,7 +194,7 @@ def test_a_table_of_two_devices_asks_for_one(h200_tables: Path, capfd: Captured)
     )
     found = lines(capfd, "engine=vllm", f"run={table}", "target=sm_100")
     (times,) = [line for line in found if line.startswith("times of ")]
-    assert ": us of 1 product, " in times
+    assert ": us of 1 product of linear fp8 by blocks, " in times
 
 
 @pytest.mark.e2e

@@ -10,7 +10,8 @@ from engine_sources import definition, source_of
 from sglang_stand_in import FUSED_MOE, QUANTIZATION, Sglang, block_linear, install
 from torch.nn.functional import linear
 
-from gemmpipe.plugins import sglang
+from gemmpipe.plugins import sglang, sglang_linear
+from gemmpipe.plugins.engine_dispatch import EngineKernel
 from gemmpipe.plugins.sglang import HOOKS, register, unsupported_sglang
 from gemmpipe.plugins.sglang_experts import experts_reason
 from gemmpipe.plugins.sglang_linear import block_layer_reason, forget_rows
@@ -23,6 +24,10 @@ N, K, BF16 = 256, 256, torch.bfloat16
 @pytest.fixture(params=VERSIONS)
 def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Sglang:
     monkeypatch.setattr(sglang, "_DONE", [])
+    # On a CPU torch's rows alone can run: here they are another library than SGLang's.
+    monkeypatch.setattr(
+        sglang_linear, "EngineKernel", lambda **fields: EngineKernel(**{**fields, "libtypes": frozenset()})
+    )
     forget_rows()
     return install(request.param, monkeypatch)
 
@@ -70,6 +75,15 @@ def test_a_linear_layer_dispatches_each_m(engine: Sglang, rows, caplog) -> None:
     (line,) = [text for text in caplog.messages if text.startswith("gemmpipe ")]
     assert f"in SGLang {engine.version}" in line
     assert "takes over linear bf16 (2 rows for 1 sizes)" in line
+
+
+def test_a_row_of_torch_is_answered_by_sglangs_own_call(engine: Sglang, rows, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sglang_linear, "EngineKernel", EngineKernel)
+    rows("a16w16", "torch", {"method": "float32_convert"}, {"M": 4, "N": N, "K": K})
+    method, layer = unquantised(engine)
+    start(engine)
+    assert torch.equal(method.apply(layer, x_of(4)), linear(x_of(4), layer.weight))  # type: ignore[attr-defined]
+    assert engine.calls == ["linear"]
 
 
 def test_a_layer_without_rows_is_sglangs(engine: Sglang, rows) -> None:
