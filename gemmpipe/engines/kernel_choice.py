@@ -74,6 +74,8 @@ class KernelRule:
     source: str
     """The file in the engine's package that has the conditions."""
     conditions: tuple[Condition, ...] = ()
+    sizes: Condition | None = None
+    """The reason why some sizes run on the layer's `fallback`, within this kernel's function."""
     reads_files: bool = False
     """True: it reads tuned files."""
     labels: tuple[str, ...] = ()
@@ -94,6 +96,8 @@ class LayerRules:
     kernels: tuple[KernelRule, ...]
     order: Callable[[Situation, Sequence[KernelRule]], Sequence[KernelRule]] = lambda situation, rules: rules
     """The order for a situation, where it depends on it."""
+    fallback: str = ""
+    """The backend that computes sizes which a chosen kernel's function does not."""
     strict: bool = False
     """True: a requested backend without a kernel of this kind is an error, else it is ignored."""
 
@@ -112,6 +116,9 @@ class LayerRules:
         passed: list[tuple[KernelRule, str]] = []
         for rule in listed:
             reason = rule.passed_over(situation)
+            if not reason and rule.sizes is not None and (reason := rule.sizes(situation)):
+                other = next(each for each in self.kernels if each.backend == self.fallback)
+                return LayerChoice(kind=self.kind, rule=other, passed_over=(*passed, (rule, reason)), note=note)
             if not reason:
                 return LayerChoice(kind=self.kind, rule=rule, passed_over=tuple(passed), note=note)
             passed.append((rule, reason))

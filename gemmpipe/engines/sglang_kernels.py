@@ -44,10 +44,11 @@ _ENABLED = (
 )
 _DEEPGEMM = KernelRule(
     name="deepgemm_w8a8_block_fp8_linear_with_fallback",
-    title="DeepGEMM (Triton for other sizes)",
+    title="DeepGEMM",
     backend="deep_gemm",
     source=_FP8,
-    conditions=(*_ENABLED, multiples(64, 128)),
+    conditions=_ENABLED,
+    sizes=multiples(64, 128),
     labels=("deepgemm",),
 )
 _TRITON = KernelRule(
@@ -61,6 +62,7 @@ _TRITON = KernelRule(
 _BLOCKS = LayerRules(
     kind=BLOCKS,
     flag="--fp8-gemm-backend",
+    fallback="triton",
     strict=True,
     kernels=(
         _DEEPGEMM,
@@ -77,6 +79,7 @@ _BLOCKS = LayerRules(
             backend="cutlass",
             source=_FP8,
             conditions=(on("sm_120", "sm_121"),),
+            sizes=multiples(128, 128),
         ),
         KernelRule(
             name="flashinfer_deepgemm_w8a8_block_fp8_linear_with_fallback",
@@ -84,6 +87,7 @@ _BLOCKS = LayerRules(
             backend="flashinfer_deepgemm",
             source=_FP8,
             conditions=(_only_asked, on("sm_90"), needs("flashinfer")),
+            sizes=multiples(64, 128),
         ),
         _TRITON,
     ),

@@ -46,6 +46,19 @@ def test_sizes_that_deepgemm_lacks() -> None:
     assert [reason for _, reason in choice.passed_over] == ["N % 64 or K % 128: N=1000 K=7168"] * 2
 
 
+@pytest.mark.parametrize(
+    ("gfx", "flags"), [("sm_90", {}), ("sm_100", {}), ("sm_90", {"fp8_gemm_backend": "deep_gemm"})]
+)
+def test_sizes_that_deepgemm_lacks_in_sglang(gfx: str, flags: dict[str, str]) -> None:
+    odd = Situation(gfx=gfx, packages=ALL, flags=flags, sizes=[(576, 7168), (1000, 7168)])
+    layer = SGLANG.layer(BLOCKS)
+    assert layer is not None
+    found = {each.rule.title: each.sizes for each in layer.chosen_by_size(odd) if each.rule is not None}
+    assert found == {"DeepGEMM": ((576, 7168),), "Triton": ((1000, 7168),)}, "its function falls back to Triton"
+    (deepgemm,) = [rule for rule in layer.kernels if rule.title == "DeepGEMM"]
+    assert not layer.computes_all(deepgemm, odd)
+
+
 def test_a_backend_without_a_kernel_of_the_kind() -> None:
     triton = hopper(linear_backend="triton")
     older, newer = (rules.layer(ROWS).chosen(triton) for rules in (VLLM_25, VLLM_33))  # type: ignore[union-attr]
@@ -133,6 +146,16 @@ def test_vllms_variables_are_in_its_source(rules: object) -> None:
     ):
         if (variable, rules.version) != ("VLLM_TEST_FORCE_FP8_MARLIN", "0.33.0"):  # type: ignore[attr-defined]
             assert f'"{variable}"' in text, variable
+
+
+def test_sglangs_functions_fall_back_to_triton() -> None:
+    text = source_of("sglang", "0.5.23", "sglang/srt/layers/quantization/fp8_utils.py")
+    layer = SGLANG.layer(BLOCKS)
+    assert layer is not None
+    for rule in layer.kernels:
+        if rule.sizes is not None:
+            body = ast.unparse(definition(text, rule.name))
+            assert "triton_w8a8_block_fp8_linear(" in body, rule.name
 
 
 def test_sglangs_functions_and_flags_are_in_its_source() -> None:
