@@ -338,7 +338,8 @@ def _report(request: _Request) -> Iterator[str]:
     if request.timed is None:
         yield "times: run=last (or a run's folder, or a tuned table) compares the alternatives"
     else:
-        for kind in request.timed.of_architecture(request.situation.gfx).kinds:
+        here = request.timed.of_architecture(request.situation.gfx)
+        for kind in here.kinds or request.timed.kinds:
             mine = rules.layer(kind)
             chosen = _chosen(request, mine) if mine is not None else ()
             situation, of_model = _situation(request, kind), request.sizes is not None

@@ -97,7 +97,8 @@ def _use_lines(name: str, form: Format, paths: Sequence[Path], context: Context)
         return []
     if form.engine() is not None:
         mine = server if server is not None and server.engine == name else ServerArguments(engine=name)
-        export = ["gemmpipe", "export", "last", name]
+        usual = context.output.absolute() == Path("outputs/tuned").absolute()
+        export = ["gemmpipe", "export", "last", name, *([] if usual else [f"output={context.output}"])]
         return use_lines(mine, kinds_of_files(name, paths), context.output / name, export=export)
     table = form.table(context.family, context.output)
     if server is None or table is None or table not in paths:

@@ -37,7 +37,7 @@ def run_folder() -> Path:
 def test_a_run_that_timed_the_form_is_exported_later(capfd: pytest.CaptureFixture[str]) -> None:
     assert main([*TUNE, "format=[csv,vllm]", "output=first"]) == 0
     (written,) = Path("first/vllm").glob("N=*.json")
-    capfd.readouterr()
+    assert ": gemmpipe export last vllm output=first install=true\n" in capfd.readouterr().out
     assert export("last", "vllm", "output=later", "model=org/model") == 0
     out = capfd.readouterr().out
     (again,) = Path("later/vllm").glob("N=*.json")
