@@ -219,7 +219,11 @@ def _advice(compared: "Comparison", layer: LayerRules, situation: Situation, tim
         if option.option == TUNED and situation.expert_parallel and layer.kind in (EXPERTS_BLOCKS, EXPERTS_SIXTEEN):
             yield f"gemmpipe's plug-in leaves experts that are spread over devices to {TITLES[timed.engine]}"
             continue
-        if option.option == TUNED and choices.tables:
+        if option.option == TUNED and not choices.tables:
+            command = [*gemmpipe_command(timed.config_dir), "export", *choices.arguments, "plugin", "output=serve"]
+            yield f"fastest: {shell_join(command)}, which writes the table again and prints the launch line"
+            continue
+        if option.option == TUNED:
             columns = [column.name for column in choices.family.key_columns]
             variable = tables_variable(choices.family.name)
             yield f"fastest: {plugin_lines(server, variable, choices.tables[0].absolute(), plugin_switch(columns))[0]}"

@@ -1,6 +1,7 @@
 """`gemmpipe doctor engine=...`: the kernel of each kind of layer, by rules, by a log, and with a run's times."""
 
 import json
+import tarfile
 from pathlib import Path
 
 import pandas as pd
@@ -222,6 +223,17 @@ def test_with_the_times_of_a_run(capfd: Captured, monkeypatch: pytest.MonkeyPatc
     assert next(line for line in found if "as it is" in line).endswith("the engine's choice now")
     own = next(line for line in found if line.startswith("fastest of the engine's own kernels: "))
     assert "vllm install=true; vllm serve MODEL --linear-backend triton" in own
+
+
+def test_a_run_whose_table_is_no_longer_there(capfd: Captured) -> None:
+    with tarfile.open(Path(__file__).parents[2] / "docs/examples/h200_run.tar.xz") as archive:
+        archive.extractall(filter="data")
+    found = lines(capfd, "engine=vllm", "version=0.25.1", "run=h200_run")
+    assert "  sm_90 is the device of the run; target= names another" in found
+    (times,) = [line for line in found if line.startswith("times of ")]
+    assert times.endswith(" products of linear fp8 by blocks, weighted by calls")
+    command = "gemmpipe export h200_run plugin output=serve"
+    assert found[-1] == f"fastest: {command}, which writes the table again and prints the launch line"
 
 
 @pytest.mark.parametrize(
