@@ -28,7 +28,7 @@ from gemmpipe.stages.screen.stage import Screen
 if TYPE_CHECKING:
     import pandas as pd
 
-_COMPILE_PROCESSES = 8  # each imports an engine: seconds and a gigabyte
+_MOST_COMPILE_PROCESSES = 16  # each imports an engine: seconds and a gigabyte
 _NEIGHBOURS = 4  # finalists of each neighbouring key, timed at an M that another key serves
 
 
@@ -153,7 +153,8 @@ def _compile_ahead(target: EngineTarget, shortlist: "pd.DataFrame", context: Con
     for problem, libtype, config in shortlist[["problem", "libtype", "config"]].itertuples(index=False):
         by_candidate.setdefault(candidate_of(libtype, config), []).append(specs[problem])
     calls = [[(spec, candidate.knobs) for spec in specs] for candidate, specs in by_candidate.items()]
-    shares = [[call for some in calls[i::_COMPILE_PROCESSES] for call in some] for i in range(_COMPILE_PROCESSES)]
+    processes = max(1, min(_MOST_COMPILE_PROCESSES, context.pool.compile_slots))
+    shares = [[call for some in calls[i::processes] for call in some] for i in range(processes)]
     left = {
         future
         for share in shares
