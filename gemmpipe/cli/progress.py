@@ -16,7 +16,7 @@ from gemmpipe.report.text_table import fold_width
 
 _MAX_LINE = 500
 """Characters of a warning; the limit of errors as well."""
-_KINDS_OF_PROGRESS = ("step", "stage", "progress")
+_KINDS_OF_PROGRESS = ("step", "rest", "stage", "progress")
 
 
 class Terminal:

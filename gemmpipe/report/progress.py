@@ -67,7 +67,7 @@ class RunProgress:
         """Its value when the stage began."""
         self.stopping = False
         self.began = self.stage_began = now
-        self._rest_s = self._later = 0.0
+        self._rest_s = self._step_rest_s = self._later = 0.0
         self._batch_began = now
         self._expected_end: float | None = None
         """When the run ends, as estimated when the stage began."""
@@ -82,7 +82,9 @@ class RunProgress:
             if event.done <= self.step or not self._later:  # stages before the first batch are not repeated
                 self._batch_began = now
             self.step, self.steps, self._rest_s, self._later = event.done, event.total, event.rest_s, event.later
-            self.number = event.number
+            self.number, self._step_rest_s = event.number, 0.0
+        elif event.kind == "rest":
+            self._step_rest_s = event.rest_s
         elif event.kind == "stage":
             self._begin(event.text, now)
             self.total, self.unit = event.total, event.unit
@@ -116,7 +118,7 @@ class RunProgress:
         before_s = max(0.0, self._expected_end - now) if self._expected_end is not None else None
         if stage_s is None or self.share is None:
             return before_s
-        batch_s = stage_s + self._rest_s
+        batch_s = stage_s + self._step_rest_s + self._rest_s
         left_s = batch_s + self._later * (now - self._batch_began + batch_s)
         if before_s is None:
             return left_s
@@ -134,7 +136,7 @@ class RunProgress:
         stage_s = self._remaining.total_s if self._remaining is not None else None
         if stage_s is None or self.share is None:
             return 0.0
-        batch_s = stage_s + self._rest_s
+        batch_s = stage_s + self._step_rest_s + self._rest_s
         # As in `left_s`: later batches take as long as this one, from its first stage on.
         run_s = batch_s + self._later * (self.stage_began - self._batch_began + batch_s)
         return self._of_run_before + (1 - self._of_run_before) * stage_s / run_s * min(1.0, self.share)

@@ -105,6 +105,25 @@ def test_stages_that_follow_and_later_batches_count() -> None:
     assert progress.line(30.0) == ("2 of 6: screen, 12 %, 50 of about 100 trials, 30 s, about 4 min left; 16x8x8")
 
 
+def test_the_rest_of_a_step_of_several_stages_counts() -> None:
+    """An engine's function: its screening, compiling, its finals."""
+    progress = RunProgress(0.0)
+    progress.take(Event(kind="step", text="engine", done=4, total=6, rest_s=1.0, later=1.0), 0.0)
+    progress.take(Event(kind="rest", rest_s=60.0), 0.0)
+    progress.take(Event(kind="stage", text="screen", unit="trials"), 0.0)
+    progress.take(Event(kind="progress", done=50, total=100, share=0.5), 30.0)
+    assert progress.left_s(30.0) == pytest.approx(91 + 121)
+    assert progress.of_run == pytest.approx(30 / 242)
+    progress.take(Event(kind="rest"), 80.0)
+    progress.take(Event(kind="stage", text="bench", unit="problems"), 80.0)
+    progress.take(Event(kind="progress", done=40, total=80), 100.0)
+    assert progress.left_s(100.0) == pytest.approx(20 + 1 + 121)
+    progress.take(Event(kind="step", text="select", done=5, total=6), 121.0)
+    progress.take(Event(kind="stage", text="select"), 121.0)
+    progress.take(Event(kind="progress", done=1, total=1), 122.0)
+    assert progress.left_s(122.0) == 0
+
+
 def test_the_estimate_survives_the_change_of_a_stage() -> None:
     progress = RunProgress(0.0)
     progress.take(Event(kind="step", text="screen", done=2, total=6, rest_s=20.0), 0.0)

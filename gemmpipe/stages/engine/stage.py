@@ -29,6 +29,10 @@ if TYPE_CHECKING:
     import pandas as pd
 
 _MOST_COMPILE_PROCESSES = 16  # each imports an engine: seconds and a gigabyte
+# Expected, for the estimate of a run's end: Ms in the finals over those of the screening (H200, 2026-11-24: 2.8 for dense
+# products, 5 for experts), and seconds until an engine's own functions are compiled (40 to 58).
+_FINALS_PER_PROBLEM = 4
+_COMPILE_S = 45.0
 _NEIGHBOURS = 4  # finalists of each neighbouring key, timed at an M that another key serves
 
 
@@ -115,6 +119,9 @@ class Engine(Stage):
             assignments={},
             cut_short=set(),
         )
+        finals_s = _FINALS_PER_PROBLEM * len(context.problems) * self.bench.usual_s(context.device)
+        compile_s = 0.0 if absent else _COMPILE_S
+        context.events.emit("rest", rest_s=compile_s + finals_s)
         try:
             screen = replace(self.screen, keep=self.keep, bucket_keep=0)
             found = screen.run({}, inner)
@@ -123,7 +130,9 @@ class Engine(Stage):
         problems, shortlist = _finals(found["shortlist"], absent is None, inner)
         inner = replace(inner, problems=problems)
         if absent is None:
+            context.events.emit("rest", rest_s=finals_s)
             _compile_ahead(target, shortlist, inner)
+        context.events.emit("rest")
         trials = self.bench.run({**found, "shortlist": shortlist}, inner)["trials"]
         seconds = time.monotonic() - started_at
         context.stage_seconds[f"engine_{target.name}_s"] = (
@@ -160,10 +169,13 @@ def _compile_ahead(target: EngineTarget, shortlist: "pd.DataFrame", context: Con
         for share in shares
         if share and (future := context.pool.submit_task(_task(target.implementation, share, context))) is not None
     }
+    total = len(left)
+    context.events.emit("stage", f"compile for {target.name}", total=total, unit="processes")
     while left:
         context.check()
         with context.time_account.timed(IDLE):
             done, left = wait(left, timeout=POLL_S)
+        context.events.emit("progress", done=total - len(left), total=total)
         for future in done:
             if (error := future.exception()) is not None:
                 context.events.emit("detail", f"engine: {target.name}: {one_line(error)}")
