@@ -67,7 +67,7 @@ def report_run(
     if waited_s := context.stage_seconds.get(f"{WAITING}_s"):
         ended += f", {duration_text(waited_s)} of it waiting for the device"
     if chosen is not None and has_choices:
-        _emit_screen(plan, chosen, context, ended, reused)
+        _emit_screen(plan, chosen, context, ended, reused, is_stopped=stopped_early)
     for line in _further_lines(plan, tables, context):
         emit("line", line)
     stages = "".join(f", {k[:-2]} {v:.1f}" for k, v in context.stage_seconds.items() if "idle" not in k)
@@ -148,7 +148,15 @@ def _chosen(plan: "Plan", tables: "Mapping[str, pd.DataFrame]", reused: Reused |
     return reused.rows if reused is not None else tables.get("selections")
 
 
-def _emit_screen(plan: "Plan", chosen: "pd.DataFrame", context: "Context", ended: str, reused: Reused | None) -> None:
+def _emit_screen(
+    plan: "Plan",
+    chosen: "pd.DataFrame",
+    context: "Context",
+    ended: str,
+    reused: Reused | None,
+    *,
+    is_stopped: bool,
+) -> None:
     """Emit the table of choices and the last screen."""
     products = product_results(chosen, plan.family, plan.rooflines)
     for text in choice_lines(products, plan.family, terminal_width(), full=plan.verbose):
@@ -162,6 +170,7 @@ def _emit_screen(plan: "Plan", chosen: "pd.DataFrame", context: "Context", ended
         duration=ended,
         reused=str(reused.table) if reused is not None else "",
         unsolved=context.unsolved,
+        is_stopped=is_stopped,
     )
     context.events.emit("line", "")
     for each in screen_lines(facts, run_figures(products), products, plan.family):

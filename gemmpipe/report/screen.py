@@ -70,6 +70,8 @@ class RunFacts:
     reused: str = ""
     """The table whose rows are shown, if nothing had to be tuned."""
     unsolved: Sequence[str] = field(default=())
+    is_stopped: bool = False
+    """True if the run ended before its last problem."""
 
 
 def screen_lines(facts: RunFacts, figures: RunFigures, products: "pd.DataFrame", family: "Family") -> list[Line]:
@@ -90,6 +92,9 @@ def screen_lines(facts: RunFacts, figures: RunFigures, products: "pd.DataFrame",
 def _solved_line(facts: RunFacts, figures: RunFigures) -> Line:
     solved, total = figures.products, facts.problems
     if not solved and not facts.unsolved:
+        if facts.is_stopped:
+            text = f"stopped before all of {counted(total, 'problem')} were timed; the engine's files have the products"
+            return styled((f"{text} of which all Ms were", BAD))
         return styled(f"{counted(total, 'problem')}: choices for ranges of M alone, in the engine's files")
     if facts.reused:
         first = f"{solved} of {counted(total, 'problem')} tuned already"

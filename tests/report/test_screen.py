@@ -111,6 +111,14 @@ def test_what_is_reused_and_what_is_unsolved_is_said() -> None:
     assert any("1 problem without a valid candidate" in line.text for line in unsolved)
 
 
+def test_a_run_for_an_engine_alone_says_whether_all_was_timed() -> None:
+    none = _products(*MIXED).head(0)
+    assert _screen(none, problems=35)[1].text.startswith("35 problems: choices for ranges of M alone")
+    assert _screen(none, problems=35, is_stopped=True)[1].text.startswith(
+        "stopped before all of 35 problems were timed"
+    )
+
+
 def test_many_rows_are_the_best_and_the_worst_with_the_number_between() -> None:
     products = _products(*((m, 50.0, 50.0 + m, DIRECT) for m in range(1, 41)))
     lines = choice_lines(products, BLOCKSCALE, 120)
