@@ -12,7 +12,8 @@ class Event:
 
     `kind` is one of `step` (stage `done` of `total` of the chain began), `stage` (it has `total` units of work, counted
     in `unit`), `progress` (`done` of `total`; `text` is what runs now), `line` (a line for the user), `detail` (a line
-    for `verbose=true`), `warning`, `rest` (what the step does after its next stage, in `rest_s`), `stopping` (the user asked to stop; `text` is what is finished before).
+    for `verbose=true`), `warning`, `rest` (what the step does after its next stage, in `rest_s`), `stopping` (the user
+    asked to stop; `text` is what is finished before).
     """
 
     kind: str

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
 _MOST_COMPILE_PROCESSES = 16  # each imports an engine: seconds and a gigabyte
-# Expected, for the estimate of a run's end: Ms in the finals over those of the screening (H200, 2026-11-24: 2.8 for dense
-# products, 5 for experts), and seconds until an engine's own functions are compiled (40 to 58).
+# Expected, for the estimate of a run's end: Ms in the finals over those of the screening (H200, 2026-11-24: 2.8 for
+# dense products, 5 for experts), and seconds until an engine's own functions are compiled (40 to 58).
 _FINALS_PER_PROBLEM = 4
 _COMPILE_S = 45.0
 _NEIGHBOURS = 4  # finalists of each neighbouring key, timed at an M that another key serves
