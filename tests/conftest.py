@@ -129,6 +129,12 @@ def _function(item: pytest.Item) -> tuple[str, bool]:
     return item.nodeid.partition("[")[0], item.get_closest_marker("slow") is not None
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Triton's interpreter checks integers for overflow in other runs than the default one (`-m slow`)."""
+    if config.option.markexpr != "not slow":
+        os.environ["CHECK_OVERFLOW"] = "1"
+
+
 def pytest_collection_finish() -> None:
     """Freeze what is imported and collected, and collect seldom: scanning takes two fifths of a command's time."""
     gc.collect()

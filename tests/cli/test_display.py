@@ -4,6 +4,7 @@ import io
 import os
 import pty
 import re
+import sys
 import time
 from pathlib import Path
 
@@ -184,7 +185,7 @@ def test_a_pipe_gets_each_line_whole(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_terminal_of_80_columns_shows_no_longer_line(folder: Path) -> None:
     """In a real pseudo-terminal: help, an error, and the line that names what runs."""
     for arguments in (["--help"], ["kernel=nothing", "shapes=llama8b", "stages.screen.keep=4", "space.num_stages=[3]"]):
-        text = _in_terminal(["python", "-m", "gemmpipe", *arguments], columns=80)
+        text = _in_terminal([sys.executable, "-m", "gemmpipe", *arguments], columns=80)
         lines = re.split(r"[\r\n]+", ESCAPE.sub("", text))
         assert len(lines) > 3
         assert [line for line in lines if len(line) > 80] == []

@@ -7,7 +7,9 @@ TRITON_INTERPRET is set.
 
 import gc
 import inspect
+import os
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from types import SimpleNamespace
 from typing import Any
@@ -67,5 +69,9 @@ if hasattr(interpreter, "_LangPatchScope"):  # the interpreter of Triton 3.6 pat
         return scope
 
     interpreter._patch_lang = patch_once
+
+if not os.environ.get("CHECK_OVERFLOW"):  # a third of the time of a kernel: each sum is computed in 64 bits, too
+    builder = interpreter.interpreter_builder
+    builder.options = replace(builder.options, sanitize_overflow=False)
 
 gc.set_threshold(100_000, 20, 50)
