@@ -116,9 +116,11 @@ def _as_key(first: str, argument: str, rest: Sequence[str]) -> str:
     """The key that a table without one is meant for; any key for other words and pipelines."""
     files = [argument, *(word for word in rest if "=" not in word)]
     if first == "merge" and all(file.endswith(".csv") for file in files):
-        return f"'inputs=[{','.join(files)}]'"
+        from gemmpipe.cli.overrides import quote  # not above: imports Hydra's grammar
+
+        return shell_quote(f"inputs=[{','.join(map(quote, files))}]")
     if first in ("verify", "prebuild"):
-        return f"table={argument if argument.endswith('.csv') else 'outputs/tuned/NAME.csv'}"
+        return shell_quote(f"table={argument if argument.endswith('.csv') else 'outputs/tuned/NAME.csv'}")
     return f"key=value (gemmpipe --help {first})"
 
 

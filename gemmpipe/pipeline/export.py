@@ -13,6 +13,7 @@ from gemmpipe.core.device import NO_DEVICE
 from gemmpipe.core.errors import UserError, quoted_repr
 from gemmpipe.core.events import Events
 from gemmpipe.core.files import MAX_MANIFEST_BYTES, is_number, read_cells, read_object
+from gemmpipe.core.shell import shell_join
 from gemmpipe.family import Family, load_family
 from gemmpipe.formats import Format, Target
 from gemmpipe.formats.native import NativeCsv
@@ -87,7 +88,8 @@ def choices_of_run(folder: Path, families: Collection[str]) -> Choices:
         if not (folder / name).is_file():
             if reason := nothing_timed(folder):
                 raise UserError(f"{folder}: {reason}")
-            hint = f"; 'gemmpipe resume={folder}' continues it" if (folder / journal.NAME).is_file() else ""
+            resume = shell_join(["gemmpipe", f"resume={folder}"])
+            hint = f"; {resume} continues it" if (folder / journal.NAME).is_file() else ""
             raise UserError(f"{folder}: no {name} there, expected the folder of a finished run{hint}")
     manifest = read_object(folder / MANIFEST, MAX_MANIFEST_BYTES)
     config = manifest.get("config")
@@ -156,7 +158,7 @@ def own_table(choices: Choices, folder: Path | None, events: Events) -> Path:
     if "" not in choices.formats:
         raise UserError(
             f"{choices.place}: only an engine's function was timed, and no problem has a selection of its own; "
-            f"expected 'gemmpipe reuse={choices.place} format=[csv]'"
+            f"expected {shell_join(['gemmpipe', f'reuse={choices.place}', 'format=[csv]'])}"
         )
     if folder is None:
         if choices.tables:

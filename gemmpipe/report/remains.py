@@ -10,6 +10,7 @@ from gemmpipe.charts.markup import html_table, join, tag, text_line
 from gemmpipe.charts.page import Section
 from gemmpipe.core.data import TIMED
 from gemmpipe.core.events import counted
+from gemmpipe.core.shell import shell_join
 from gemmpipe.core.units import bytes_text, time_text
 from gemmpipe.report.attention import product_name, records
 from gemmpipe.report.data import TABLE, RunData
@@ -100,7 +101,7 @@ def _untimed(data: RunData) -> Iterator[Missing]:
     if data.finished:
         count = data.problems - len(data.products) - len(data.unsolved) - len(data.undecided)
         if data.state != TABLE and count > 0:
-            yield "timing", f"{counted(count, 'product')} left by the run's budget", f"gemmpipe resume={data.origin}"
+            yield "timing", f"{counted(count, 'product')} left by the run's budget", _resume(data)
         return
     timed = {each.trial.problem for each in data.trials if each.trial.status in TIMED}
     if (count := data.problems - len(timed)) > 0:
@@ -109,7 +110,11 @@ def _untimed(data: RunData) -> Iterator[Missing]:
 
 def _go_on(data: RunData) -> str:
     """The command that continues a run; none for one that is running."""
-    return "" if data.state == RUNNING else f"gemmpipe resume={data.origin}"
+    return "" if data.state == RUNNING else _resume(data)
+
+
+def _resume(data: RunData) -> str:
+    return shell_join(["gemmpipe", f"resume={data.origin}"])
 
 
 def provenance_section(data: RunData) -> Section:

@@ -1,5 +1,6 @@
 """Command lines: the plans that they make, and the message of each error."""
 
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 
@@ -117,6 +118,11 @@ def test_runs_in_one_second_have_folders_of_their_own(plans: list[Plan]) -> None
             ["merge", "a.csv", "b.csv", "output=c.csv"],
             "a.csv: the pipeline is 'merge' already; expected 'inputs=[a.csv,b.csv]'",
         ),
+        (
+            ["merge", "of it's.csv", "b.csv"],
+            "of it's.csv: the pipeline is 'merge' already; expected " + shlex.quote("""inputs=["of it's.csv",b.csv]"""),
+        ),
+        (["verify", "a b.csv"], "a b.csv: the pipeline is 'verify' already; expected 'table=a b.csv'"),
         (["verify", "a.csv"], "a.csv: the pipeline is 'verify' already; expected table=a.csv"),
         (["verify", "last"], "last: the pipeline is 'verify' already; expected table=outputs/tuned/NAME.csv"),
         (["shwo", "last"], "shwo: no such command; did you mean 'show'?"),

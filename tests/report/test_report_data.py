@@ -3,6 +3,7 @@
 import csv
 import json
 import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -315,12 +316,16 @@ def test_gains_with_more_weight_memory_are_read_from_the_run(tmp_path: Path) -> 
 
 
 def test_products_that_a_budget_left_are_told_with_the_command_that_goes_on(tmp_path: Path) -> None:
-    write_recorded_run(tmp_path, problems=3)
-    write_manifest(tmp_path)
-    data = read_run(tmp_path)
+    folder = tmp_path / """it's a "test" dir"""
+    folder.mkdir()
+    write_recorded_run(folder, problems=3)
+    write_manifest(folder)
+    data = read_run(folder)
     rows = data.products.head(1).rename(columns={"library_us": "baseline_us"})
-    rows.assign(format="", policy="graph").to_csv(tmp_path / "selections.csv", index=False)
-    data = read_run(tmp_path)
+    rows.assign(format="", policy="graph").to_csv(folder / "selections.csv", index=False)
+    data = read_run(folder)
     assert (data.state, data.problems, len(data.products)) == (FINISHED, 3, 1)
     said = [each for each in missing(data) if each[0] == "timing"]
-    assert said == [("timing", "2 products left by the run's budget", f"gemmpipe resume={tmp_path}")]
+    [(_, left, command)] = said
+    assert left == "2 products left by the run's budget"
+    assert shlex.split(command) == ["gemmpipe", f"resume={folder}"]

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from gemmpipe.core.errors import EnvironmentProblem, UserError
 from gemmpipe.core.files import open_regular
+from gemmpipe.core.shell import shell_join
 from gemmpipe.runtime.capture.recorder import capture_file, check_capture_file, recorder_for
 from gemmpipe.runtime.capture.routing import routing_counter
 from gemmpipe.runtime.capture.watcher import Watcher
@@ -112,7 +113,7 @@ def _file_version(path: Path) -> tuple[int, int] | None:
 def _files_changed(path: Path, before: tuple[int, int] | None) -> str:
     now = _file_version(path)
     if now not in (None, before):
-        return f"captured products are in {path} (shapes=csv shapes.path={path})"
+        return f"captured products are in {path} ({shell_join(['shapes=csv', f'shapes.path={path}'])})"
     scope = (
         "threads, processes of multiprocessing and ranks of torchrun are counted, other programs that it starts are not"
     )
