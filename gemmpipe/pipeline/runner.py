@@ -96,9 +96,9 @@ def _run_within_budget(plan: Plan, tables: StageTables, context: Context, budget
     devices = [i for i, name in enumerate(plan.chain) if plan.stages[name].uses_device]
     earlier = _tables_given(plan, plan.chain[: devices[0]], tables)
     budget.began = time.monotonic()  # not while another run timed on this CPU
-    every = in_order_of_use(context.problems, plan.family)
-    left, total = every, dict[str, "pd.DataFrame"]()
-    while left and (left is every or budget.allows_pass):
+    every = in_order_of_use(context.problems, plan.family, tuned=context.incumbents)
+    left, total, is_stuck = every, dict[str, "pd.DataFrame"](), False
+    while left and (left is every or (budget.allows_pass and not is_stuck)):
         part, problems = _rows_of({problem.id for problem in left}, earlier), [*left]
         budget.passes += 1
         for stage in plan.chain[devices[0] : devices[-1] + 1]:
@@ -109,11 +109,12 @@ def _run_within_budget(plan: Plan, tables: StageTables, context: Context, budget
             problems = [problem for problem in problems if problem.id not in budget.left]
             part = _rows_of({problem.id for problem in problems}, part)
         total = {name: _concatenated(total.get(name), frame) for name, frame in part.items()}
+        is_stuck = len(problems) == 0  # all that is left takes too long
         left = [problem for problem in left if problem.id in budget.left]
         budget.left.clear()
     context.left[:] = [problem.id for problem in left]
     if left:
-        context.final_lines.append(left_line(len(every), left, budget.limit_s))
+        context.final_lines.append(left_line(len(every), left, budget.limit_s, repeats=plan.table is None))
     done = replace(context, problems=[problem for problem in every if problem not in left])
     for stage in plan.chain[devices[-1] + 1 :]:
         steps.emit_step(plan, stage, done)

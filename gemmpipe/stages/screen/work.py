@@ -108,6 +108,21 @@ class WorkEstimate:
             share = _with_builds(share, expected, built, requested)
         return ScreenWork(done=trials, expected=expected, share=share)
 
+    def trials_left(self, state: ProblemState) -> int:
+        """Trials that a search still wants if it does not end early."""
+        return max(state.pending, 0 if state.finished else self._planned(state) - state.answered)
+
+    def least_trial_s(self, problem: Problem, pace_s: float) -> float:
+        """Seconds of a launch of a problem at the best pace of others (`pace_s`)."""
+        return pace_s * self._relative[problem.id]
+
+    def pace_s(self, states: Collection[ProblemState]) -> float:
+        """The best pace so far: seconds of the fastest launch of a problem over its relative work; infinite before any.
+
+        The best, as the time of small products is no work, and that of slow candidates tells nothing of the others.
+        """
+        return min((s.least_us / 1e6 / self._relative[s.problem.id] for s in states), default=math.inf)
+
     def _measure_overhead(self, states: Collection[ProblemState]) -> None:
         """Take the time that is no launch as the overhead of the trials: on a CPU one runs at a time."""
         now, answered = time.monotonic(), sum(state.answered for state in states)
