@@ -374,10 +374,13 @@ def _context(
 
 
 def _cpu_budget(plan: Plan, device: Device) -> CpuBudget | None:
-    """The budget of a run on a CPU that searches; None without one, and where engines' own functions are searched."""
+    """The budget of a run on a CPU that times; None without one, and where engines' own functions are searched."""
     first = next((name for name in plan.chain if plan.stages[name].uses_device), None)
     limited = first is not None and plan.stages[first].begins_cpu_budget and not engine_targets_of(plan)
-    return CpuBudget(limit_s=plan.cpu_budget_s) if limited and plan.cpu_budget_s and device.kind == "cpu" else None
+    if not limited or not plan.cpu_budget_s or device.kind != "cpu":
+        return None
+    kept = sum(plan.stages[name].cpu_budget_share for name in plan.chain)
+    return CpuBudget(limit_s=plan.cpu_budget_s, kept_share=kept)
 
 
 def _load_prior_runs(plan: Plan, device: Device, history: History) -> tuple[Record, ...]:

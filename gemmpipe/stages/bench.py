@@ -86,6 +86,8 @@ class Bench(Stage):
         jobs = [progress.start(self._job(p, by_problem.get(p.id, []), context.finals)) for p in context.problems]
         total = len(jobs)
         context.events.emit("stage", "bench", total=total, unit="problems")
+        if budget is not None:
+            budget.begin_finals()
         work = FinalsWork(by_problem, progress.pending, self.timer, context.device, recorded_times_us(tables))
         fit = BudgetFit(budget, work, tables, context) if budget is not None else None
         libraries = {job.problem.id: job.library for job in jobs if job is not None}
@@ -137,7 +139,7 @@ class Bench(Stage):
 def _leave_late(queue: MutableSequence[Job], progress: "_FinalsProgress", context: Context) -> None:
     """Removes the jobs that have not begun at the end of a budget for a CPU."""
     budget = context.cpu_budget
-    if budget is None or budget.remaining_s > 0:
+    if budget is None or budget.finals_left_s > 0:
         return
     for job in queue:
         budget.left.add(job.problem.id)

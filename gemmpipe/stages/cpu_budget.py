@@ -38,6 +38,9 @@ class CpuBudget:
     _first_result: float = 0.0
     _screening_ends: float = 0.0
     """Of the screening that began last: when it had no result yet, and its end, on the monotonic clock."""
+    kept_share: float = 0.0
+    """Of the time for finals, that a stage after them needs."""
+    _finals_end: float = math.inf
     pace_s: float = math.inf
     """The best pace of this run's screening: seconds of a launch over the relative work of its problem."""
     bounds: "Bounds | None" = None
@@ -52,6 +55,15 @@ class CpuBudget:
     def ends_at(self) -> float:
         """The end of the finals, on the monotonic clock."""
         return self.began + self.limit_s
+
+    def begin_finals(self) -> None:
+        """Finals begin: they end in time for the stages after them."""
+        self._finals_end = time.monotonic() + (1 - self.kept_share) * max(0.0, self.remaining_s)
+
+    @property
+    def finals_left_s(self) -> float:
+        """Seconds until the finals that began last must end; negative after it."""
+        return min(self._finals_end, self.ends_at) - time.monotonic()
 
     def screening_ends_at(self) -> float:
         """The end of a screening that begins now, on the monotonic clock: time for the finals is kept."""

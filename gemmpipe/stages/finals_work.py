@@ -117,7 +117,7 @@ class BudgetFit:
 
     def _within_budget(self, job: Job, libraries: Collection[str]) -> list[Candidate]:
         """The finalists that fit, those that a choice needs first; none if those do not fit."""
-        name, left_s = job.problem.id, max(self._budget.remaining_s, 0.0 if self._has_begun else SHORT_S)
+        name, left_s = job.problem.id, max(self._budget.finals_left_s, 0.0 if self._has_begun else SHORT_S)
         needed = self._needed(job, libraries)
         kept, spent_s = [*needed], self._work.cost_s(name, needed)
         if self._has_begun and spent_s > left_s:
