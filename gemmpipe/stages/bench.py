@@ -14,7 +14,7 @@ from gemmpipe.core.events import counted
 from gemmpipe.executors import BuildResult, JobResult, drain_on_interrupt
 from gemmpipe.stages import POLL_S, Context, Stage
 from gemmpipe.stages.dispatch import DeviceMonitor, dispatch_jobs
-from gemmpipe.stages.finals_work import BudgetFit, FinalsWork, recorded_times_us
+from gemmpipe.stages.finals_work import BudgetFit, FinalsWork, recorded_times_us, usual_finals_s
 from gemmpipe.stages.needed_builds import FinalsBuilds
 from gemmpipe.stages.rows import candidate_of, trial_frame
 
@@ -55,7 +55,7 @@ class Bench(Stage):
 
         On a CPU checks take longer than rounds.
         """
-        return 0.6 if device.kind == "cpu" else 0.08 + 0.0067 * self.timer.rounds
+        return usual_finals_s(()) if device.kind == "cpu" else 0.08 + 0.0067 * self.timer.rounds
 
     def run(self, tables: "dict[str, pd.DataFrame]", context: Context) -> "dict[str, pd.DataFrame]":
         """Returns the trials of the finals; screening trials of other candidates stay in the table."""

@@ -23,6 +23,7 @@ _GPU_CHECK_S, _GPU_LAUNCHES = 0.012, 47
 for 72 problems, H200, 2026-11-23): of long launches, more stay in the race, as they differ less."""
 _CPU_CHECK_S, _MIN_SAMPLE_US, _USUAL_ROUNDS = 0.1, 500.0, 8
 """On a CPU: a finalist's check, the shortest sample, and the rounds that most run."""
+_LEAST_ROUNDS = 3
 _CPU_CHECK_LAUNCHES = 3
 """Long launches that take as long as preparing a finalist's weight and checking it (512x8192x8192 on 2 cores of a
 server CPU, 2026-11: 6.6 s for four finalists, 1.2 s in sum, that were launched 10 times)."""
@@ -76,6 +77,19 @@ def finalist_s(time_us: float, timer: Timer, device: Device) -> float:
     rounds = min(_USUAL_ROUNDS, timer.rounds_for(max(time_us, _MIN_SAMPLE_US), 1))
     launches = rounds + (_CPU_CHECK_LAUNCHES if time_us > LONG_LAUNCH_US else 0)
     return _CPU_CHECK_S + launches * max(time_us, _MIN_SAMPLE_US) / 1e6
+
+
+_USUAL_FINALISTS = 4
+"""Of a problem on a CPU: the best of each library, with and without more memory for weights, and what is near it."""
+_USUAL_S = 0.6
+"""Of the finals of a problem on a CPU with short launches: checks take longer than rounds."""
+
+
+def usual_finals_s(times_us: Sequence[float]) -> float:
+    """The time of a problem's finals on a CPU, in seconds, from those of its fastest candidates."""
+    fastest = sorted(times_us)[:_USUAL_FINALISTS]
+    launches = _CPU_CHECK_LAUNCHES + _LEAST_ROUNDS
+    return _USUAL_S + sum(launches * us / 1e6 for us in fastest if us > LONG_LAUNCH_US)
 
 
 class BudgetFit:

@@ -113,6 +113,10 @@ class Scheduler:
         builds = {"built": len(self._built), "requested": len(self._waiting)}
         return self._work.measure(self._states.values(), searching=searching, **builds)
 
+    def finals_s(self) -> float:
+        """The expected time of all problems' finals on a CPU in seconds, as the trials so far let expect."""
+        return self._work.finals_s(self._states.values())
+
     @property
     def past_deadline(self) -> bool:
         """True if the time for searches is over."""

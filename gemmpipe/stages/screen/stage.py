@@ -15,6 +15,7 @@ from gemmpipe.core.events import counted, verb
 from gemmpipe.executors import drain_on_interrupt
 from gemmpipe.search import TrialRequest
 from gemmpipe.stages import POLL_S, Context, Stage
+from gemmpipe.stages.finals_work import usual_finals_s
 from gemmpipe.stages.history import TrialCache
 from gemmpipe.stages.needed_builds import compile_ahead
 from gemmpipe.stages.rows import config_text, excluded_frame, trial_frame
@@ -231,6 +232,9 @@ def _report_progress(scheduler: Scheduler, context: Context, *, searching: bool)
     if budget is not None and budget.cuts_screening(share):  # the run ends with its budget, whatever is left then
         left_s = max(0.0, budget.remaining_s)
         share = max(share, 1 - left_s / budget.limit_s)
+    if context.device.kind == "cpu":  # there finals take as long as the launches of large products; at first, as usual
+        usual_s = usual_finals_s(()) * len(context.problems)
+        context.events.emit("rest", rest_s=max(0.0, scheduler.finals_s() - usual_s))
     context.events.emit("progress", text, done=work.done, total=work.expected, share=share, left_s=left_s)
 
 

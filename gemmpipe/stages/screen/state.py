@@ -190,9 +190,14 @@ class ProblemState:
         return (now - began) / (last - first) if last > first else 2e-6 * self.timed_us / max(1, self.timed_count)
 
     @property
+    def times_us(self) -> list[float]:
+        """The times of the results that have one."""
+        return [t.time_us for t in self.results.values() if t.time_us is not None]
+
+    @property
     def least_us(self) -> float:
         """The time of the fastest result; infinite without one."""
-        return min((t.time_us for t in self.results.values() if t.time_us is not None), default=math.inf)
+        return min(self.times_us, default=math.inf)
 
     def has_fallback(self, libraries: Collection[str]) -> bool:
         """True if a result can be chosen whatever the limits: timed, a library's where one is listed, no more memory.
