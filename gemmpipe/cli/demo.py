@@ -87,12 +87,14 @@ def _columns(products: "Sequence[ReplayedProduct]") -> list[Column]:
     return [
         *(Column(title=name, cells=tuple(str(each.problem[name]) for each in products)) for name in sizes),
         Column(title="chosen", cells=tuple(time_text(each.chosen_us) for each in products)),
-        Column(title="median", cells=tuple(time_text(each.median_us) for each in products)),
+        Column(title="median", cells=tuple(time_text(each.median_us) for each in products), importance=2),
         Column(title="over median", cells=tuple(speedup_text(each.median_us / each.chosen_us) for each in products)),
         Column(
-            title="behind the best", cells=tuple(percent_text(each.recorded_us / each.best_us - 1) for each in products)
+            title="behind the best",
+            cells=tuple(percent_text(each.recorded_us / each.best_us - 1) for each in products),
+            importance=3,
         ),
-        Column(title="timed", cells=tuple(f"{each.timed:,} of {each.recorded:,}" for each in products)),
+        Column(title="timed", cells=tuple(f"{each.timed:,} of {each.recorded:,}" for each in products), importance=1),
     ]
 
 
