@@ -1,7 +1,7 @@
 """The bench stage: checks the shortlist against the reference and times it in interleaved rounds (the finals)."""
 
 from collections import Counter
-from collections.abc import Hashable, Mapping, MutableSequence, Sequence
+from collections.abc import Collection, Hashable, Mapping, MutableSequence, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -108,10 +108,9 @@ class Bench(Stage):
                 _queue_ready(queue, builds, progress, context)
                 _leave_late(queue, progress, context)
                 context.check()
-                now = next((p for p in context.problems if p.id in progress.pending), None)
                 context.events.emit(
                     "progress",
-                    context.family.size_text(now) if now is not None else "",
+                    _text_now(progress.pending, context),
                     done=total - len(progress.pending),
                     total=total,
                     share=work.share(progress.pending),
@@ -134,6 +133,15 @@ class Bench(Stage):
             err_ratio=self.err_ratio,
             max_foreign_pct=self.max_foreign_pct,
         )
+
+
+def _text_now(pending: Collection[str], context: Context) -> str:
+    """What runs now, and what a budget for a CPU leaves."""
+    now = next((p for p in context.problems if p.id in pending), None)
+    budget, parts = context.cpu_budget, [] if now is None else [context.family.size_text(now)]
+    if budget is not None and budget.left and not budget.ends_run:
+        parts.append(f"{counted(len(budget.left), 'problem')} left for the next run")
+    return ", ".join(parts)
 
 
 def _leave_late(queue: MutableSequence[Job], progress: "_FinalsProgress", context: Context) -> None:
