@@ -87,6 +87,13 @@ def test_one_product_that_takes_longer_than_the_budget_is_cut_short_and_the_next
     assert not set(_trials(_last(), "screen")) & set(screened), "finished trials are not repeated"
 
 
+def test_a_choice_that_the_budget_left_out_is_undecided_and_not_unsolved(run: Run) -> None:
+    """The only finalist that fits is wrong: the search goes on another time."""
+    slow = ["shapes.items=[{M: 8, N: 32, K: 64}]", f"space.PACE_MS=[{','.join(map(str, range(300, 320)))}]"]
+    out = run(*slow, "backend=[faulty]", "space.KIND=[wrong_at_8]", "cpu_budget_s=1")
+    assert "select: cpu_budget_s=1 left 1 problem without a valid candidate so far: faulty M=8 N=32 K=64" in out
+
+
 def test_a_large_product_is_left_where_one_of_its_trials_would_overrun(run: Run) -> None:
     """A product of 2^44 operations after one of 2^14: its operands alone would take minutes."""
     out = run("shapes.items=[{M: 8, N: 32, K: 64}, {M: 16777216, N: 1024, K: 1024}]", "cpu_budget_s=20")

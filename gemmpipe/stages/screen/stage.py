@@ -132,6 +132,8 @@ class Screen(Stage):
                 inside = [c for c in group if bucket.contains(c.problem.rows)]
                 leaders = bucket_leaders(bucket, [c.results for c in inside], self.bucket_keep)
                 for state in inside:
+                    if context.cpu_budget is not None and state.cut_short:
+                        continue  # no time for them either
                     missing = [c for c in leaders if c.id in state.summary.ids and c not in state.results]
                     for candidate in missing:
                         register_candidate(state, candidate, context)
