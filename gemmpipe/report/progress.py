@@ -159,7 +159,8 @@ class RunProgress:
         if not self.total or not self.unit:
             return ""
         about = "about " if self.unit == "trials" else ""
-        return f"{count_text(self.done)} of {about}{count_text(self.total)} {self.unit}"
+        unit = self.unit.removesuffix("s") if self.total == 1 else self.unit
+        return f"{count_text(self.done)} of {about}{count_text(self.total)} {unit}"
 
     def left_text(self, now: float) -> str:
         """`about 25 s left`; empty while it is not known, or over before the work is; then that the run finishes."""

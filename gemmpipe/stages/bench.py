@@ -1,7 +1,7 @@
 """The bench stage: checks the shortlist against the reference and times it in interleaved rounds (the finals)."""
 
 from collections import Counter
-from collections.abc import Collection, Hashable, Mapping, MutableSequence, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -106,7 +106,8 @@ class Bench(Stage):
                     builds.receive(message)
                     progress.receive(message)
                 _queue_ready(queue, builds, progress, context)
-                _leave_late(queue, progress, context)
+                if fit is not None:
+                    fit.leave_late(queue, progress.pending)
                 context.check()
                 context.events.emit(
                     "progress",
@@ -114,7 +115,7 @@ class Bench(Stage):
                     done=total - len(progress.pending),
                     total=total,
                     share=work.share(progress.pending),
-                    left_s=budget.remaining_s if budget is not None and budget.ends_run else None,
+                    left_s=fit.left_s if fit is not None else None,
                 )
         if fit is not None and (line := fit.line()):
             context.events.emit("line", line)
@@ -142,17 +143,6 @@ def _text_now(pending: Collection[str], context: Context) -> str:
     if budget is not None and budget.left and not budget.ends_run:
         parts.append(f"{counted(len(budget.left), 'problem')} left for the next run")
     return ", ".join(parts)
-
-
-def _leave_late(queue: MutableSequence[Job], progress: "_FinalsProgress", context: Context) -> None:
-    """Removes the jobs that have not begun at the end of a budget for a CPU."""
-    budget = context.cpu_budget
-    if budget is None or budget.finals_left_s > 0:
-        return
-    for job in queue:
-        budget.left.add(job.problem.id)
-        del progress.pending[job.problem.id]
-    queue.clear()
 
 
 class _FinalsProgress:

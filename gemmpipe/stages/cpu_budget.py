@@ -18,7 +18,7 @@ _SCREEN_SHARE = 0.4  # of a pass: the finals check and repeat what screening tim
 _LEAST_SHARE = 0.15  # of the budget: with less time left, no further pass begins
 _SURE_SHARE = 0.6  # of the budget: with less left and no result, more than one pass is needed
 _SEARCH_SHARE = 0.5  # of the time for the finals, which the last search of a screening may use
-_FINALS_TRIALS = 5  # trials that take as long as the finals of one finalist: the reference, its check, three samples
+_FINALS_TRIALS = 8  # launches that take as long as the finals of one finalist: the reference, its check, samples
 SHORT_S = 1.0  # a search or finals of a run's first problem that take no longer go on to their end
 _JOB_S = 1.0  # of trials that a worker gets at once
 if TYPE_CHECKING:

@@ -24,9 +24,9 @@ for 72 problems, H200, 2026-11-23): of long launches, more stay in the race, as 
 _CPU_CHECK_S, _MIN_SAMPLE_US, _USUAL_ROUNDS = 0.1, 500.0, 8
 """On a CPU: a finalist's check, the shortest sample, and the rounds that most run."""
 _LEAST_ROUNDS = 3
-_CPU_CHECK_LAUNCHES = 3
-"""Long launches that take as long as preparing a finalist's weight and checking it (512x8192x8192 on 2 cores of a
-server CPU, 2026-11: 6.6 s for four finalists, 1.2 s in sum, that were launched 10 times)."""
+_CPU_CHECK_LAUNCHES = 5
+"""Long launches that take as long as preparing a finalist's weight and checking it, with its part of the reference (2
+cores of a server CPU, 2026-11: 16 s for one finalist of 2048x16384x8192 and 2.0 s, timed four times)."""
 
 Row = Mapping[Hashable, object]
 
@@ -58,9 +58,13 @@ class FinalsWork:
         """The time of these finalists of a problem."""
         return sum(self._costs_s[problem].get(c.id, 0.0) for c in candidates)
 
+    def leave_out(self, problem: str, candidates: Collection[Candidate]) -> None:
+        """Takes finalists that are not timed out of the work."""
+        self._total_s -= self.cost_s(problem, candidates)
+
     def share(self, pending: Mapping[str, Collection[Candidate]]) -> float | None:
         """The share of the work that is done, where these finalists are left, by problem id; None without work."""
-        return 1 - self._left_s(pending) / self._total_s if self._total_s else None
+        return max(0.0, 1 - self._left_s(pending) / self._total_s) if self._total_s > 0 else None
 
     def _left_s(self, pending: Mapping[str, Collection[Candidate]]) -> float:
         return sum(self.cost_s(problem, candidates) for problem, candidates in pending.items())
@@ -126,8 +130,8 @@ class BudgetFit:
                 self._has_begun = True
                 self._shorten(queue, kept, pending)
                 return
-            del queue[0], pending[problem]
-            self._budget.left.add(problem)
+            del queue[0]
+            self._leave(problem, pending)
 
     def _within_budget(self, job: Job, libraries: Collection[str]) -> list[Candidate]:
         """The finalists that fit, those that a choice needs first; none if those do not fit."""
@@ -161,11 +165,29 @@ class BudgetFit:
         dropped = [c for c in job.candidates if c not in kept]
         if not dropped:
             return
+        self._work.leave_out(problem, dropped)
         queue[0] = job.without(dropped)
         pending[problem].difference_update(dropped)
         self._left_out[problem] += len(dropped)
         self._context.journal.write("cut", problem=problem)
         self._context.cut_short.add(problem)
+
+    def leave_late(self, queue: MutableSequence[Job], pending: MutableMapping[str, set[Candidate]]) -> None:
+        """Leave the jobs that have not begun at the end of the time for finals."""
+        if self._budget.finals_left_s > 0:
+            return
+        for job in queue:
+            self._leave(job.problem.id, pending)
+        queue.clear()
+
+    def _leave(self, problem: str, pending: MutableMapping[str, set[Candidate]]) -> None:
+        self._work.leave_out(problem, pending.pop(problem))
+        self._budget.left.add(problem)
+
+    @property
+    def left_s(self) -> float | None:
+        """Seconds until the end of the run, where the budget decides; None where the work does."""
+        return max(0.0, self._budget.remaining_s) if self._budget.ends_run or self._left_out else None
 
     def line(self) -> str:
         """What was left out of the finals of problems that are timed; empty if nothing."""

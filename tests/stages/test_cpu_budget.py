@@ -65,7 +65,7 @@ def test_a_long_search_ends_in_time_for_its_finals_and_a_short_one_goes_on(monke
     now[0] = 125.0
     assert budget.cuts_search(8.0, 2), "its finals take 40 s"
     assert not budget.has_time_for(8.0)
-    assert budget.has_time_for(5.0)
+    assert budget.has_time_for(3.0)
 
 
 def test_a_worker_gets_a_second_of_work_at_once() -> None:
