@@ -44,6 +44,7 @@ SHORT = {
     "backends/quack.py": "one library",
     "bench/preloaded.py": "what the forkserver imports; any import more is paid by each run",
     "capture.py": "an entry point",
+    "cli/browser.py": "one rule of demo, report and runs",
     "cli/errors.py": "loaded without Hydra",
     "core/shell.py": "read by sources and by the command line",
     "engines/packages.py": "names and folders, read by formats and by the command line",

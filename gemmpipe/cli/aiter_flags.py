@@ -1,7 +1,6 @@
 """Flags and keys of aiter's tuning scripts: refused with the equivalent arguments of gemmpipe, ready to paste."""
 
 import re
-import shlex
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +10,7 @@ import yaml
 from gemmpipe.cli.folders import ConfigFolders, read_text
 from gemmpipe.core.errors import UserError
 from gemmpipe.core.paths import shipped
+from gemmpipe.core.shell import shell_join, shell_quote
 from gemmpipe.family import shipped_families
 from gemmpipe.pipeline.build import ROOT
 
@@ -244,7 +244,7 @@ def _command(arguments: Sequence[str]) -> str:
     """The arguments quoted for a shell; with a pipeline, as a whole command."""
     ordered = sorted(dict.fromkeys(arguments), key=lambda argument: argument not in _PIPELINES)
     command = ["gemmpipe"] if ordered[0] in _PIPELINES else []
-    return " ".join(map(shlex.quote, [*command, *ordered]))
+    return shell_join([*command, *ordered])
 
 
 def _unsupported_notes(typed: Sequence[str]) -> list[str]:
@@ -271,7 +271,7 @@ def _add_overrides(found: _Found, arguments: Sequence[str], options: Mapping[str
         elif key in ("inputs", "shapes.path") and ":" in value and not Path(value).exists():
             files = [part for part in value.strip("[]").split(":") if part]
             if len(files) > 1 and all(part.endswith(".csv") for part in files):
-                listed = shlex.quote(f"{key}=[{','.join(files)}]")
+                listed = shell_quote(f"{key}=[{','.join(files)}]")
                 found.others.append(f"{key}: several files are a list: {listed}")
 
 
@@ -290,6 +290,6 @@ def _backend_messages(value: str, known: Sequence[str]) -> list[str]:
         return []
     if libtype in _UNSUPPORTED:
         return [f"backend: no option '{libtype}'; no backend runs {libtype}"]
-    listed = shlex.quote(f"backend=[{','.join(_backends_of(names))}]")
+    listed = shell_quote(f"backend=[{','.join(_backends_of(names))}]")
     hint = "leave backend= out for the default ones; with AMD's, expected" if libtype == "all" else "expected"
     return [f"backend: no option '{libtype}'; {hint} {listed}"]

@@ -1,14 +1,12 @@
 """`gemmpipe demo`: the default search on a recorded space of an H200, on any machine."""
 
-import contextlib
-import os
 import sys
-import webbrowser
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gemmpipe.cli import STDOUT, announced, naming_write_errors
+from gemmpipe.cli.browser import may_open, open_page
 from gemmpipe.cli.command_line import CommandLine
 from gemmpipe.cli.commands import options
 from gemmpipe.cli.run_list import is_true
@@ -27,7 +25,7 @@ Replays the default search on times that were recorded on an NVIDIA H200, writes
 (outputs/demo/TIME) and its HTML report, and opens the report in a browser. It needs no GPU and takes seconds. Nothing
 is measured on this machine; tables refuse its rows, and later runs do not learn from it.
 
-  open=false       open no browser (the default without a display)
+  open=false       open no browser (the default without a terminal and a display)
   folder=DIR       write the run there; a folder that does not exist
 """
 _DEFAULTS: Mapping[str, str] = {"open": "", "folder": ""}
@@ -39,7 +37,7 @@ def run(line: CommandLine) -> int:
     given = options(line, _DEFAULTS)
     if line.flags:
         raise UserError(f"demo: {line.flags[0][0]}: no flag of this command; expected open=false")
-    may_open = is_true("open", given["open"]) if given["open"] else _has_display()
+    shown = may_open(is_true("open", given["open"]) if given["open"] else None)
     folder = Path(given["folder"]).expanduser() if given["folder"] else None
     if folder is not None and folder.exists():
         raise UserError(f"folder: {folder} exists; expected the name of a new folder")
@@ -56,7 +54,7 @@ def run(line: CommandLine) -> int:
         report = write_report(folder)
     with naming_write_errors(STDOUT):
         print(f"report {report}")
-    if may_open:
+    if shown:
         open_page(report)
     return 0
 
@@ -89,12 +87,14 @@ def _columns(products: "Sequence[ReplayedProduct]") -> list[Column]:
     return [
         *(Column(title=name, cells=tuple(str(each.problem[name]) for each in products)) for name in sizes),
         Column(title="chosen", cells=tuple(time_text(each.chosen_us) for each in products)),
-        Column(title="median", cells=tuple(time_text(each.median_us) for each in products)),
+        Column(title="median", cells=tuple(time_text(each.median_us) for each in products), importance=2),
         Column(title="over median", cells=tuple(speedup_text(each.median_us / each.chosen_us) for each in products)),
         Column(
-            title="behind the best", cells=tuple(percent_text(each.recorded_us / each.best_us - 1) for each in products)
+            title="behind the best",
+            cells=tuple(percent_text(each.recorded_us / each.best_us - 1) for each in products),
+            importance=3,
         ),
-        Column(title="timed", cells=tuple(f"{each.timed:,} of {each.recorded:,}" for each in products)),
+        Column(title="timed", cells=tuple(f"{each.timed:,} of {each.recorded:,}" for each in products), importance=1),
     ]
 
 
@@ -106,16 +106,3 @@ def write_report(folder: Path) -> Path:
     page = folder / REPORT
     html.write(read_run(folder), page)
     return page
-
-
-def open_page(page: Path) -> None:
-    """Open a file in the browser. A browser that does not start is no error: the path is printed."""
-    with contextlib.suppress(webbrowser.Error, OSError):
-        webbrowser.open(page.resolve().as_uri())
-
-
-def _has_display() -> bool:
-    """True if a person can see a page that opens: a terminal, and a display where the system needs one."""
-    if not sys.stdout.isatty() or os.environ.get("CI"):
-        return False
-    return sys.platform in ("darwin", "win32") or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))

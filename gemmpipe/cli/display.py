@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 from gemmpipe.cli import tolerating_closed_pipes
 from gemmpipe.core.errors import printable
-from gemmpipe.core.units import duration_text, percent_text
+from gemmpipe.core.units import duration_text
 from gemmpipe.report.lines import Line
 from gemmpipe.report.progress import RunProgress
 
@@ -214,7 +214,7 @@ def progress_text(progress: RunProgress, now: float, width: int, *, ascii_only: 
     from rich.text import Text
 
     title = progress.title or "starting"
-    share = percent_text(progress.of_run) if progress.of_run is not None else ""
+    share = progress.share_text
     spent, left = duration_text(now - progress.began), progress.left_text(now)
     if progress.stopping:
         title, share, left = f"{title}: stopping", "", ""

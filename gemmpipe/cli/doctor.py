@@ -3,7 +3,6 @@
 import datetime
 import importlib.metadata
 import platform
-import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -17,6 +16,7 @@ from gemmpipe.core.data import Device, Problem
 from gemmpipe.core.errors import EnvironmentProblem, GemmpipeError, UserError
 from gemmpipe.core.events import Events, counted
 from gemmpipe.core.paths import shipped_tables, user_tables
+from gemmpipe.core.shell import shell_join
 from gemmpipe.family import Family
 from gemmpipe.family.environment import ONLY_GIVEN, only_given_tables, table_variable, unused_variables
 from gemmpipe.family.guard import PluginError
@@ -166,14 +166,14 @@ def _next_command(plan: "Plan", device: Device, failures: Mapping[str, list[str 
     if "shapes" not in keys:
         small = ["shapes=list", "shapes.items=[{M: [1, 64], N: 512, K: 1024}]"]
         typed += ["shapes=llama8b"] if device.kind != "cpu" else small
-    return shlex.join(["gemmpipe", *typed])
+    return shell_join(["gemmpipe", *typed])
 
 
 def _command_with_problems(plan: "Plan") -> str:
     """`doctor` again, with a source of problems that is named after the family, if there is one."""
     named = [name for name in ConfigFolders(config_dir=None).options["shapes"] if name.startswith(plan.family.name)]
     typed = [each for each in plan.overrides if each.partition("=")[0] != "shapes" and not each.startswith("~")]
-    return shlex.join(["gemmpipe", "doctor", *typed, *(f"shapes={name}" for name in named[:1])])
+    return shell_join(["gemmpipe", "doctor", *typed, *(f"shapes={name}" for name in named[:1])])
 
 
 def _table_lines(family: Family, device: Device) -> Iterator[str]:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from gemmpipe.bench.forkserver import forkserver
 from gemmpipe.cli import STDOUT, naming_write_errors, silence_lost_streams, tolerating_closed_pipes
+from gemmpipe.cli.browser import may_open, open_page
 from gemmpipe.cli.errors import as_bug, report_bug, report_error, system_error
 from gemmpipe.cli.progress import Terminal
 from gemmpipe.cli.request import RunRequest
@@ -72,6 +73,7 @@ def run_job(cfg: "DictConfig", request: RunRequest) -> int:
     return code
 
 
+REPORT = "report.html"
 _TIMING_STAGES = {"screen", "bench", "lineup", "engine"}
 """Stages that start processes: where the driver asks torch for a GPU, their imports run while it imports torch."""
 
@@ -105,6 +107,8 @@ def execute(cfg: "DictConfig", request: RunRequest, run_dir: Path) -> int:
 
         with listening(plan, events, _options(), stream) as attached:
             attached.exit_code = run(plan, events)
+        if plan.report and may_open(plan.open) and (page := run_dir / REPORT).is_file():
+            open_page(page)
         return attached.exit_code
 
 

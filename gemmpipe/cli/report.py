@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gemmpipe.cli import STDOUT, announced, naming_write_errors
+from gemmpipe.cli.browser import may_open, open_page
 from gemmpipe.cli.command_line import WATCH, CommandLine
 from gemmpipe.cli.commands import options
 from gemmpipe.cli.folders import ConfigFolders
@@ -19,7 +20,7 @@ from gemmpipe.report.run_folder import RUNNING, describe_run, is_run
 if TYPE_CHECKING:
     from gemmpipe.report.tables import TableSource
 
-HELP = """gemmpipe report [last | RUN | TABLE.csv ...] [out=FILE.html] [watch=true] [kernel=FAMILY]
+HELP = """gemmpipe report [last | RUN | TABLE.csv ...] [out=FILE.html] [watch=true] [kernel=FAMILY] [open=false]
 
 Writes one HTML file, which needs no server and no network: speed-ups and shares of the floor by shape and M, times with
 their spread, the candidates of each product, the search, the knobs that matter, the excluded configurations, near-ties,
@@ -32,10 +33,11 @@ tuned tables alone (with what they hold).
   out=FILE        the file: RUN/report.html, or TABLE_report.html in this folder, unless given
   watch=true      (or --watch) writes the file again every few seconds until the run ends; the browser follows
   kernel=FAMILY   the kernel of a table whose name does not tell it
+  open=false      open no browser (the default without a terminal and a display, and for several reports)
 
-In a run, `report=true` writes the report at its end.
+In a run, `report=true` writes the report at its end, and opens it by the same rule.
 """
-_DEFAULTS: Mapping[str, str] = {"out": "", "watch": "false", "kernel": ""}
+_DEFAULTS: Mapping[str, str] = {"out": "", "watch": "false", "kernel": "", "open": ""}
 REFRESH_S = 5
 """Seconds between two versions of a watched report."""
 REPORT = "report.html"
@@ -45,6 +47,7 @@ def run(line: CommandLine) -> int:
     """Write the reports and print their paths. Raises UserError."""
     given = options(line, _DEFAULTS)
     watch = line.has(WATCH) or _is_true("watch", given["watch"])
+    shown = may_open(_is_true("open", given["open"]) if given["open"] else None)
     for flag, _ in line.flags:
         if flag not in (WATCH, "--config-dir"):
             raise UserError(f"report: {flag}: no flag of this command; expected {WATCH} or --config-dir")
@@ -58,35 +61,39 @@ def run(line: CommandLine) -> int:
     if watch and (tables or len(runs) != 1):
         raise UserError("report: watch=true: expected one run")
     if watch:
-        return _watch(runs[0], out, importable)
+        return _watch(runs[0], out, importable, shown=shown)
     with announced(f"report: reading {', '.join(map(str, tables))}") if tables else nullcontext():
         by_family = _by_family(tables, given["kernel"] or None, importable)
     if out is not None and len(by_family) + len(runs) != 1:
         raise UserError(f"report: out={out}: one file for several reports; expected one run, or tables of one kernel")
-    for text in _reports(runs, by_family, out, importable):
+    for text, page in _reports(runs, by_family, out, importable):
         with naming_write_errors(STDOUT):
             print(text)
+        if shown and len(by_family) + len(runs) == 1:
+            open_page(page)
     return 0
 
 
 def _reports(
     runs: list[Path], by_family: "dict[str, list[TableSource]]", out: Path | None, importable: frozenset[str]
-) -> Iterator[str]:
-    """Write each report; yields the line for the user."""
+) -> Iterator[tuple[str, Path]]:
+    """Write each report; yields the line for the user, and the file."""
     for folder in runs:
+        page = out or folder / REPORT
         with announced(f"report: reading {folder}"):
             from gemmpipe.report.html import write
             from gemmpipe.report.reading import read_run
 
-            text = write(read_run(folder, importable=importable), out or folder / REPORT)
-        yield text
+            text = write(read_run(folder, importable=importable), page)
+        yield text, page
     for sources in by_family.values():
+        page = out or Path(f"{sources[0].path.stem}_report.html")
         with announced(f"report: reading {', '.join(str(source.path) for source in sources)}"):
             from gemmpipe.report.html import write
             from gemmpipe.report.tables import read_tables
 
-            text = write(read_tables(sources), out or Path(f"{sources[0].path.stem}_report.html"))
-        yield text
+            text = write(read_tables(sources), page)
+        yield text, page
 
 
 def _is_true(key: str, text: str) -> bool:
@@ -136,8 +143,11 @@ def _by_family(tables: list[Path], kernel: str | None, importable: frozenset[str
     return found
 
 
-def _watch(folder: Path, out: Path | None, importable: frozenset[str]) -> int:
-    """Write the report of a run until the run ends; the last version is not loaded again by the browser."""
+def _watch(folder: Path, out: Path | None, importable: frozenset[str], *, shown: bool) -> int:
+    """Write the report of a run until the run ends; the last version is not loaded again by the browser.
+
+    `shown`: open the first version in the browser.
+    """
     path = out or folder / REPORT
     if describe_run(folder).state == RUNNING:
         with naming_write_errors(STDOUT):
@@ -148,8 +158,13 @@ def _watch(folder: Path, out: Path | None, importable: frozenset[str]) -> int:
     while describe_run(folder).state == RUNNING:
         if describe_run(folder).problems:
             write(read_run(folder, importable=importable), path, refresh_s=REFRESH_S)
+            if shown:
+                open_page(path)
+            shown = False
         time.sleep(REFRESH_S)
     text = write(read_run(folder, importable=importable), path)
     with naming_write_errors(STDOUT):
         print(text)
+    if shown:
+        open_page(path)
     return 0

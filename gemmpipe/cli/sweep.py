@@ -180,7 +180,7 @@ def _job_end(job: Any, error: RuntimeError) -> str:
     number = job.submission().args[2]
     sweep = Path(job.paths.folder).parent.parent
     run = next((folder for folder in sweep.glob(f"{number}_*") if can_resume(folder)), None)
-    more = f'; resume with "{shell_join(["gemmpipe", f"resume={run}"])}"' if run is not None else ""
+    more = f"; resume with: {shell_join(['gemmpipe', f'resume={run}'])}" if run is not None else ""
     return terminal_line(f"{outcome} ({job.paths.stderr}){more}")
 
 

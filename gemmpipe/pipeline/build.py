@@ -33,6 +33,7 @@ ROOT: Mapping[str, Any] = {
     "cpu_budget_s": float | None,
     "retune": bool,
     "report": bool,
+    "open": bool | None,
     "verbose": bool,
     "events": Literal["terminal", "json"],
     "resume": str | None,
@@ -88,6 +89,8 @@ def build(cfg: "DictConfig", origin: RunOrigin) -> "Plan":
     for key in ("budget_s", "cpu_budget_s"):
         if root[key] is not None and root[key] <= 0:
             raise UserError(f"{key}: {root[key]} given, expected more than 0 seconds, or null")
+    if root["open"] and not root["report"]:
+        raise UserError("open: true given, and no report is written; expected report=true too")
     stages = _stages(tree["stages"], make)
     for name in root["chain"]:
         if name not in stages:

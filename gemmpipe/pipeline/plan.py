@@ -49,6 +49,8 @@ class Plan:
     cpu_budget_s: float | None
     retune: bool
     report: bool
+    open: bool | None
+    """Whether the report is opened in a browser; None: where a person can see it."""
     verbose: bool
     events: str
     """`terminal`, or `json` for a stream of JSON on standard output."""

@@ -96,9 +96,9 @@ def _run_within_budget(plan: Plan, tables: StageTables, context: Context, budget
     devices = [i for i, name in enumerate(plan.chain) if plan.stages[name].uses_device]
     earlier = _tables_given(plan, plan.chain[: devices[0]], tables)
     budget.began = time.monotonic()  # not while another run timed on this CPU
-    every = in_order_of_use(context.problems, plan.family)
-    left, total = every, dict[str, "pd.DataFrame"]()
-    while left and (left is every or budget.allows_pass):
+    every = in_order_of_use(context.problems, plan.family, tuned=context.incumbents)
+    left, total, is_stuck = every, dict[str, "pd.DataFrame"](), False
+    while left and (left is every or (budget.allows_pass and not is_stuck)):
         part, problems = _rows_of({problem.id for problem in left}, earlier), [*left]
         budget.passes += 1
         for stage in plan.chain[devices[0] : devices[-1] + 1]:
@@ -109,11 +109,12 @@ def _run_within_budget(plan: Plan, tables: StageTables, context: Context, budget
             problems = [problem for problem in problems if problem.id not in budget.left]
             part = _rows_of({problem.id for problem in problems}, part)
         total = {name: _concatenated(total.get(name), frame) for name, frame in part.items()}
+        is_stuck = len(problems) == 0  # all that is left takes too long
         left = [problem for problem in left if problem.id in budget.left]
         budget.left.clear()
     context.left[:] = [problem.id for problem in left]
     if left:
-        context.final_lines.append(left_line(len(every), left, budget.limit_s))
+        context.final_lines.append(left_line(len(every), left, budget.limit_s, repeats=plan.table is None))
     done = replace(context, problems=[problem for problem in every if problem not in left])
     for stage in plan.chain[devices[-1] + 1 :]:
         steps.emit_step(plan, stage, done)
@@ -373,10 +374,13 @@ def _context(
 
 
 def _cpu_budget(plan: Plan, device: Device) -> CpuBudget | None:
-    """The budget of a run on a CPU that searches; None without one, and where engines' own functions are searched."""
+    """The budget of a run on a CPU that times; None without one, and where engines' own functions are searched."""
     first = next((name for name in plan.chain if plan.stages[name].uses_device), None)
     limited = first is not None and plan.stages[first].begins_cpu_budget and not engine_targets_of(plan)
-    return CpuBudget(limit_s=plan.cpu_budget_s) if limited and plan.cpu_budget_s and device.kind == "cpu" else None
+    if not limited or not plan.cpu_budget_s or device.kind != "cpu":
+        return None
+    kept = sum(plan.stages[name].cpu_budget_share for name in plan.chain)
+    return CpuBudget(limit_s=plan.cpu_budget_s, kept_share=kept)
 
 
 def _load_prior_runs(plan: Plan, device: Device, history: History) -> tuple[Record, ...]:

@@ -195,7 +195,8 @@ def _further_lines(plan: "Plan", tables: "Mapping[str, pd.DataFrame]", context: 
     if "selections" in tables and "select" in plan.chain and plan.source.counts_calls and weighted:
         yield from saving_lines(tables["selections"])
     if context.undecided:
-        yield undecided_line(context.undecided, context.search)
+        budget = context.cpu_budget
+        yield undecided_line(context.undecided, context.search, budget.limit_s if budget is not None else None)
     yield from context.final_lines
     if "memory_options" in tables:
         solved = int((tables["selections"]["format"] == "").sum())

@@ -7,6 +7,9 @@ from gemmpipe.core.events import Event
 from gemmpipe.core.units import count_text, percent_text, rough_duration_text
 
 _MIN_GAIN = 0.02  # of a stage's work that must be done before its rate is known
+_MOST_SLOWER = 3.0  # times the rate so far, as which the work that is left is taken while a result is late
+_ALL_DONE = 0.99
+_ENDING_S = 0.5  # an estimate below it says nothing
 _TRUSTED = 0.5  # of a stage's work, after which the estimate from before the stage no longer counts
 
 
@@ -43,7 +46,10 @@ class RemainingTime:
         if self._last is None or total_s is None:
             return None
         at, share = self._last
-        return max(0.0, (1 - share) * total_s - (now - at))
+        if share >= 1:
+            return 0.0
+        # A result that takes longer than all that was left shows that the rate is of shorter work.
+        return max((1 - share) * total_s - (now - at), min(now - at, (1 - share) * _MOST_SLOWER * total_s))
 
 
 class RunProgress:
@@ -153,18 +159,27 @@ class RunProgress:
         if not self.total or not self.unit:
             return ""
         about = "about " if self.unit == "trials" else ""
-        return f"{count_text(self.done)} of {about}{count_text(self.total)} {self.unit}"
+        unit = self.unit.removesuffix("s") if self.total == 1 else self.unit
+        return f"{count_text(self.done)} of {about}{count_text(self.total)} {unit}"
 
     def left_text(self, now: float) -> str:
-        """`about 25 s left`; empty while it is not known; after a budget, that the last problem is finished."""
+        """`about 25 s left`; empty while it is not known, or over before the work is; then that the run finishes."""
         left_s = self.left_s(now)
         if self._budget_ends is not None and left_s == 0:
             return "budget spent, finishing"
+        if left_s is not None and left_s < _ENDING_S:
+            return "finishing" if (self.of_run or 0.0) >= _ALL_DONE else ""
         return f"about {rough_duration_text(left_s)} left" if left_s is not None else ""
+
+    @property
+    def share_text(self) -> str:
+        """The share of the run that is done: `42 %`, or `42 % of the budget`, which ends the run before its work."""
+        if self.of_run is None:
+            return ""
+        return percent_text(self.of_run) + (" of the budget" if self._budget_ends is not None else "")
 
     def line(self, now: float) -> str:
         """All of it in one line, without a terminal: `2 of 6: screen, 42 %, ..., 18 s, about 25 s left; ...`."""
-        share = percent_text(self.of_run) if self.of_run is not None else ""
         spent = f"{now - self.began:.0f} s"
-        parts = [self.title, share, self.work, spent, self.left_text(now)]
+        parts = [self.title, self.share_text, self.work, spent, self.left_text(now)]
         return ", ".join(part for part in parts if part) + (f"; {self.note}" if self.note else "")

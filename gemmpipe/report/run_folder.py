@@ -9,7 +9,6 @@ import fcntl
 import json
 import os
 import re
-import shlex
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from pathlib import Path
 from gemmpipe.core.errors import EXIT_INTERRUPTED, UserError
 from gemmpipe.core.files import MAX_MANIFEST_BYTES, open_regular, read_cells, read_object, read_regular
 from gemmpipe.core.paths import RUNS
+from gemmpipe.core.shell import shell_join
 from gemmpipe.journal import NAME as JOURNAL
 
 MANIFEST, SELECTIONS, PROBLEMS = "manifest.json", "selections.csv", "problems.csv"
@@ -124,7 +124,7 @@ def describe_run(folder: Path) -> RunFolder:
         solved=solved,
         problems=problems,
         wall_s=_wall_s(folder, manifest if state in (FINISHED, INTERRUPTED) else {}, started, running=state == RUNNING),
-        command=shlex.join(["gemmpipe", pipeline, *typed]),
+        command=shell_join(["gemmpipe", pipeline, *typed]),
         sweep=folder.parent if (folder.parent / SWEEP).is_file() else None,
         reused=_whole(_reused(manifest).get("problems")),
     )

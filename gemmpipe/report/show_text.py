@@ -93,10 +93,14 @@ def regime_columns_of(regimes: Sequence[RegimeResult]) -> list[Column]:
     return [
         Column(title="rows", cells=tuple(each.label for each in regimes), is_text=True),
         Column(title="products", cells=tuple(f"{each.products:,}" for each in regimes)),
-        Column(title="compared", cells=tuple(f"{each.speedup.count if each.speedup else 0:,}" for each in regimes)),
+        Column(
+            title="compared",
+            cells=tuple(f"{each.speedup.count if each.speedup else 0:,}" for each in regimes),
+            importance=1,
+        ),
         Column(title="over the best library", cells=tuple(means)),
-        Column(title="least to most", cells=tuple(spreads)),
-        Column(title="of the floor", cells=tuple(shares)),
+        Column(title="least to most", cells=tuple(spreads), importance=2),
+        Column(title="of the floor", cells=tuple(shares), importance=3),
     ]
 
 

@@ -1,7 +1,7 @@
 """The bench stage: checks the shortlist against the reference and times it in interleaved rounds (the finals)."""
 
 from collections import Counter
-from collections.abc import Collection, Hashable, Mapping, MutableSequence, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -14,17 +14,12 @@ from gemmpipe.core.events import counted
 from gemmpipe.executors import BuildResult, JobResult, drain_on_interrupt
 from gemmpipe.stages import POLL_S, Context, Stage
 from gemmpipe.stages.dispatch import DeviceMonitor, dispatch_jobs
+from gemmpipe.stages.finals_work import BudgetFit, FinalsWork, recorded_times_us, usual_finals_s
 from gemmpipe.stages.needed_builds import FinalsBuilds
 from gemmpipe.stages.rows import candidate_of, trial_frame
 
 if TYPE_CHECKING:
     import pandas as pd
-
-_GPU_CHECK_S, _GPU_LAUNCHES = 0.012, 47
-"""For the estimate of the time left on a GPU: what a finalist takes, and the launches at its time on top (20.3 s in all
-for 72 problems, H200, 2026-11-23): of long launches, more stay in the race, as they differ less."""
-_CPU_CHECK_S, _MIN_SAMPLE_US, _USUAL_ROUNDS = 0.1, 500.0, 8
-"""On a CPU: a finalist's check, the shortest sample, and the rounds that most run."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +37,7 @@ class Bench(Stage):
     gives: ClassVar[tuple[str, ...]] = ("trials",)
     uses_device: ClassVar[bool] = True
     per_problem: ClassVar[bool] = True
+    begins_cpu_budget: ClassVar[bool] = True
 
     @property
     def separate_launches(self) -> bool:
@@ -59,14 +55,14 @@ class Bench(Stage):
 
         On a CPU checks take longer than rounds.
         """
-        return 0.6 if device.kind == "cpu" else 0.08 + 0.0067 * self.timer.rounds
+        return usual_finals_s(()) if device.kind == "cpu" else 0.08 + 0.0067 * self.timer.rounds
 
     def run(self, tables: "dict[str, pd.DataFrame]", context: Context) -> "dict[str, pd.DataFrame]":
         """Returns the trials of the finals; screening trials of other candidates stay in the table."""
         import numpy as np
         import pandas as pd
 
-        trials = self._finals(tables["shortlist"], context)
+        trials = self._finals(tables, context)
         counts = Counter(str(t.status) for t in trials)
         summary = ", ".join(f"{n:,} {status}" for status, n in counts.most_common())
         context.events.emit("line", f"bench: {counted(len(context.problems), 'problem')}, {summary or 'no finalist'}")
@@ -79,7 +75,8 @@ class Bench(Stage):
         names = dict(zip(before["candidate"], before["kernelName"], strict=True))
         return {"trials": pd.concat([screened[~repeated], trial_frame(trials, names)], ignore_index=True)}
 
-    def _finals(self, shortlist: "pd.DataFrame", context: Context) -> list[Trial]:
+    def _finals(self, tables: "dict[str, pd.DataFrame]", context: Context) -> list[Trial]:
+        shortlist, budget = tables["shortlist"], context.cpu_budget
         # A screened candidate without a time has failed; one that was not screened (no status) comes from a table.
         ready = shortlist[shortlist["us"].notna() | (shortlist["status"] == "")]
         by_problem: dict[str, list[Mapping[Hashable, object]]] = {}
@@ -89,7 +86,11 @@ class Bench(Stage):
         jobs = [progress.start(self._job(p, by_problem.get(p.id, []), context.finals)) for p in context.problems]
         total = len(jobs)
         context.events.emit("stage", "bench", total=total, unit="problems")
-        estimate = _FinalsWork(by_problem, progress.pending, self.timer, context.device)
+        if budget is not None:
+            budget.begin_finals()
+        work = FinalsWork(by_problem, progress.pending, self.timer, context.device, recorded_times_us(tables))
+        fit = BudgetFit(budget, work, tables, context) if budget is not None else None
+        libraries = {job.problem.id: job.library for job in jobs if job is not None}
         builds = _finals_builds([job for job in jobs if job is not None], ready, context)
         queue: list[Job] = []
         _queue_ready(queue, builds, progress, context)
@@ -97,24 +98,27 @@ class Bench(Stage):
         with drain_on_interrupt(context.pool, progress.receive):
             while progress.pending:
                 monitor.sample()
+                if fit is not None:
+                    fit.shorten_next(queue, progress.pending, libraries)
                 dispatch_jobs(queue, context)
                 builds.send(enough_ready=bool(queue))
                 for message in context.pool.poll(POLL_S):
                     builds.receive(message)
                     progress.receive(message)
                 _queue_ready(queue, builds, progress, context)
-                _leave_late(queue, progress, context)
+                if fit is not None:
+                    fit.leave_late(queue, progress.pending)
                 context.check()
-                now = next((p for p in context.problems if p.id in progress.pending), None)
-                budget = context.cpu_budget
                 context.events.emit(
                     "progress",
-                    context.family.size_text(now) if now is not None else "",
+                    _text_now(progress.pending, context),
                     done=total - len(progress.pending),
                     total=total,
-                    share=estimate.share(progress.pending),
-                    left_s=budget.remaining_s if budget is not None and budget.ends_run else None,
+                    share=work.share(progress.pending),
+                    left_s=fit.left_s if fit is not None else None,
                 )
+        if fit is not None and (line := fit.line()):
+            context.events.emit("line", line)
         return progress.trials
 
     def _job(self, problem: Problem, rows: Sequence[Mapping[Hashable, object]], stage: str) -> FinalsJob:
@@ -132,15 +136,13 @@ class Bench(Stage):
         )
 
 
-def _leave_late(queue: MutableSequence[Job], progress: "_FinalsProgress", context: Context) -> None:
-    """Removes the jobs that have not begun at the end of a budget for a CPU."""
-    budget = context.cpu_budget
-    if budget is None or budget.remaining_s > 0:
-        return
-    for job in queue:
-        budget.left.add(job.problem.id)
-        del progress.pending[job.problem.id]
-    queue.clear()
+def _text_now(pending: Collection[str], context: Context) -> str:
+    """What runs now, and what a budget for a CPU leaves."""
+    now = next((p for p in context.problems if p.id in pending), None)
+    budget, parts = context.cpu_budget, [] if now is None else [context.family.size_text(now)]
+    if budget is not None and budget.left and not budget.ends_run:
+        parts.append(f"{counted(len(budget.left), 'problem')} left for the next run")
+    return ", ".join(parts)
 
 
 class _FinalsProgress:
@@ -193,36 +195,6 @@ class _FinalsProgress:
 
     def _write_done(self, problem: Problem) -> None:
         self._context.journal.write("done", stage=self._context.finals, problem=problem.id)
-
-
-class _FinalsWork:
-    """The share of the finals that is done, by the time that screening lets expect."""
-
-    def __init__(
-        self,
-        rows: Mapping[str, Sequence[Mapping[Hashable, object]]],
-        pending: Mapping[str, Collection[Candidate]],
-        timer: Timer,
-        device: Device,
-    ) -> None:
-        """`rows`: the finalists of the shortlist, by problem id; `pending`: those without a trial."""
-        self._costs_s = {
-            problem: sum(_finalist_s(row["us"], timer, device) for row in rows[problem]) for problem in pending
-        }
-        self._total_s = sum(self._costs_s.values())
-
-    def share(self, pending: Collection[str]) -> float | None:
-        left_s = sum(self._costs_s[problem] for problem in pending)
-        return 1 - left_s / self._total_s if self._total_s else None
-
-
-def _finalist_s(us: object, timer: Timer, device: Device) -> float:
-    """The time of a finalist in seconds: its check, and the rounds that most stay in the race."""
-    time_us = float(us) if isinstance(us, int | float) and us == us else 0.0
-    if device.kind != "cpu":
-        return _GPU_CHECK_S + _GPU_LAUNCHES * time_us / 1e6
-    rounds = min(_USUAL_ROUNDS, timer.rounds_for(max(time_us, _MIN_SAMPLE_US), 1))
-    return _CPU_CHECK_S + rounds * max(time_us, _MIN_SAMPLE_US) / 1e6
 
 
 def _finals_builds(jobs: Sequence[FinalsJob], ready: "pd.DataFrame", context: Context) -> FinalsBuilds:

@@ -4,8 +4,9 @@ A call on a CPU takes up to seconds, so that all problems of a model take minute
 screening and finals, problem by problem, until its time is over.
 """
 
+import math
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,10 @@ from gemmpipe.family import Family
 _SCREEN_SHARE = 0.4  # of a pass: the finals check and repeat what screening timed once, and take longer
 _LEAST_SHARE = 0.15  # of the budget: with less time left, no further pass begins
 _SURE_SHARE = 0.6  # of the budget: with less left and no result, more than one pass is needed
+_SEARCH_SHARE = 0.5  # of the time for the finals, which the last search of a screening may use
+_FINALS_TRIALS = 8  # launches that take as long as the finals of one finalist: the reference, its check, samples
+SHORT_S = 1.0  # a search or finals of a run's first problem that take no longer go on to their end
+_JOB_S = 1.0  # of trials that a worker gets at once
 if TYPE_CHECKING:
     from gemmpipe.stages.screen.state import Bounds
 
@@ -33,6 +38,11 @@ class CpuBudget:
     _first_result: float = 0.0
     _screening_ends: float = 0.0
     """Of the screening that began last: when it had no result yet, and its end, on the monotonic clock."""
+    kept_share: float = 0.0
+    """Of the time for finals, that a stage after them needs."""
+    _finals_end: float = math.inf
+    pace_s: float = math.inf
+    """The best pace of this run's screening: seconds of a launch over the relative work of its problem."""
     bounds: "Bounds | None" = None
     """The times of all passes, from which screening knows candidates that are too slow for more rows."""
 
@@ -45,6 +55,15 @@ class CpuBudget:
     def ends_at(self) -> float:
         """The end of the finals, on the monotonic clock."""
         return self.began + self.limit_s
+
+    def begin_finals(self) -> None:
+        """Finals begin: they end in time for the stages after them."""
+        self._finals_end = time.monotonic() + (1 - self.kept_share) * max(0.0, self.remaining_s)
+
+    @property
+    def finals_left_s(self) -> float:
+        """Seconds until the finals that began last must end; negative after it."""
+        return min(self._finals_end, self.ends_at) - time.monotonic()
 
     def screening_ends_at(self) -> float:
         """The end of a screening that begins now, on the monotonic clock: time for the finals is kept."""
@@ -63,6 +82,20 @@ class CpuBudget:
         self._first_result = now
         return self.remaining_s < _SURE_SHARE * self.limit_s
 
+    def cuts_search(self, trial_s: float, trials_left: int) -> bool:
+        """True if a search with a result must end now: its next trial would take time that finals need.
+
+        `trial_s` is the time of one of its trials. What takes no longer than a second goes on.
+        """
+        if trial_s * trials_left <= SHORT_S:
+            return False
+        latest = self._screening_ends + _SEARCH_SHARE * max(0.0, self.ends_at - self._screening_ends)
+        return time.monotonic() + trial_s > min(latest, self.ends_at - _FINALS_TRIALS * trial_s)
+
+    def has_time_for(self, trial_s: float) -> bool:
+        """True if a problem whose trials take so long can be screened and timed in the finals, with one candidate."""
+        return (1 + _FINALS_TRIALS) * trial_s <= self.remaining_s
+
     @property
     def ends_run(self) -> bool:
         """True if the run goes on until the budget is spent: a problem is left, and there is time for another pass."""
@@ -74,8 +107,15 @@ class CpuBudget:
         return self.remaining_s > _LEAST_SHARE * self.limit_s
 
 
-def in_order_of_use(problems: Iterable[Problem], family: Family) -> list[Problem]:
+def trials_at_once(trial_s: float | None) -> int:
+    """The trials that a worker gets at once, as it ends what it has: one while the time of a trial is not known."""
+    return 1 if trial_s is None else max(1, int(_JOB_S / max(trial_s, 1e-6)))
+
+
+def in_order_of_use(problems: Iterable[Problem], family: Family, tuned: Container[str] = ()) -> list[Problem]:
     """Fewest rows first; with equal rows, the product with the most calls times operations first.
+
+    Problems in `tuned` (ids) have a choice already, which a budget cut short for example, and come last.
 
     Few rows first, because a run is worth most when it ends early: the time of a problem, and so the cost of tuning it,
     grows with M, while the ratio of the best candidate to the others falls (on a CPU a decoding step multiplies few
@@ -83,15 +123,18 @@ def in_order_of_use(problems: Iterable[Problem], family: Family) -> list[Problem
     bounds of those at many (`Bounds`), which excludes slow candidates without a launch. Rows before products, because
     a program calls all products with the same rows: each step of the list is useful as a whole.
     """
-    return sorted(problems, key=lambda p: (p.rows, -p.weight * family.flops(family.spec(p)), p.id))
+    return sorted(problems, key=lambda p: (p.id in tuned, p.rows, -p.weight * family.flops(family.spec(p)), p.id))
 
 
-def left_line(total: int, left: Sequence[Problem], limit_s: float) -> str:
-    """The line about problems that a run has left, and how to go on."""
+def left_line(total: int, left: Sequence[Problem], limit_s: float, *, repeats: bool = True) -> str:
+    """The line about problems that a run has left, and how to go on.
+
+    `repeats`: the same command goes on with what is left, since it tunes only what is not tuned.
+    """
     fewest, most = min(p.rows for p in left), max(p.rows for p in left)
     rows = f"M {fewest:,}" if fewest == most else f"M {fewest:,} to {most:,}"
+    how = "The same command goes on, or gemmpipe resume=last" if repeats else "gemmpipe resume=last goes on"
     return (
-        f"{total - len(left)} of {counted(total, 'problem')} tuned in cpu_budget_s={limit_s:g}, small M first; left: "
-        f"{len(left)} with {rows}. The same command goes on, or gemmpipe resume=last; "
-        "cpu_budget_s=null: no limit"
+        f"{total - len(left)} of {counted(total, 'problem')} {'tuned' if repeats else 'timed'} in "
+        f"cpu_budget_s={limit_s:g}, small M first; left: {len(left)} with {rows}. {how}; cpu_budget_s=null: no limit"
     )

@@ -235,10 +235,12 @@ def _failures(trials: "pd.DataFrame") -> str:
     return f"{text}; for example: {errors.most_common(1)[0][0]}" if errors else text
 
 
-def undecided_line(problems: Sequence[str], search: Search) -> str:
+def undecided_line(problems: Sequence[str], search: Search, cpu_budget_s: float | None = None) -> str:
     """The line about problems with searches that ended before a valid candidate was found."""
     shown = ", ".join(problems[:_SHOWN]) + (f" and {len(problems) - _SHOWN:,} more" if len(problems) > _SHOWN else "")
     budgets = {"search.budget_trials": search.budget_trials, "search.budget_s": search.budget_s}
+    if not any(value is not None for value in budgets.values()):
+        budgets["cpu_budget_s"] = cpu_budget_s
     spent = " and ".join(f"{name}={value:g}" for name, value in budgets.items() if value is not None)
     left = f"{spent or 'a budget'} left {counted(len(problems), 'problem')} without a valid candidate so far"
     return f"select: {left}: {shown}"

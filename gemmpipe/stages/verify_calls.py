@@ -191,6 +191,7 @@ class VerifyCalls(Stage):
     needs: ClassVar[tuple[str, ...]] = ("problems", "selections", "trials")
     gives: ClassVar[tuple[str, ...]] = ("called",)
     uses_device: ClassVar[bool] = True
+    cpu_budget_share: ClassVar[float] = 0.3
 
     @property
     def separate_launches(self) -> bool:
@@ -210,7 +211,9 @@ class VerifyCalls(Stage):
         import pandas as pd
 
         jobs = list(self._jobs(tables, context))
-        trials = _run(jobs, context)
+        trials = _run(jobs, _costs_s(tables), context)
+        if context.cpu_budget is not None:
+            jobs = [job for job in jobs if job.problem.id not in context.cpu_budget.left]
         rows = [row for job in jobs for row in _rows(job, trials.get((job.problem.id, job.candidate), []))]
         frame = pd.DataFrame(rows, columns=list(schema.CALLED))
         text = f"{CALLED}: {counted(len(jobs), 'row')}"
@@ -247,8 +250,38 @@ class VerifyCalls(Stage):
 _CANDIDATE_COLUMNS = ["problem", "candidate", "libtype", "config"]
 
 
-def _run(jobs: list[CallJob], context: Context) -> dict[tuple[str, Candidate], list[Trial]]:
-    """The trials of each problem and candidate; those of an earlier session of the run are not timed again."""
+_LAUNCHES_ON_CPU = 12
+"""Of a long launch, in a check of its call: set-up, check, three launches, and three rounds of call and launch."""
+
+
+def _costs_s(tables: "dict[str, pd.DataFrame]") -> dict[tuple[str, str], float]:
+    """By problem and candidate id, the time of a job on a CPU in seconds, by the time in the finals."""
+    finals = tables["trials"][tables["trials"]["us"].notna()]
+    return {
+        (str(p), str(c)): _LAUNCHES_ON_CPU * float(us) / 1e6
+        for p, c, us in finals[["problem", "candidate", "us"]].itertuples(index=False)
+    }
+
+
+def _leave_late(queue: list[Job], costs_s: Mapping[tuple[str, str], float], context: Context) -> set[str]:
+    """Removes jobs from the front that a budget for a CPU has no time for; returns their problems."""
+    budget, left = context.cpu_budget, set[str]()
+    while budget is not None and queue and not any(map(context.pool.backlog, range(len(context.pool.devices)))):
+        name, candidate = queue[0].problem.id, queue[0].candidates[0].id
+        if costs_s.get((name, candidate), 0.0) < budget.remaining_s and name not in left:
+            break
+        left.add(name)
+        del queue[0]
+    return left
+
+
+def _run(
+    jobs: list[CallJob], costs_s: Mapping[tuple[str, str], float], context: Context
+) -> dict[tuple[str, Candidate], list[Trial]]:
+    """The trials of each problem and candidate; those of an earlier session of the run are not timed again.
+
+    `costs_s`: by problem and candidate id, the time of a job on a CPU. The first of a run is never left out.
+    """
     found: dict[tuple[str, Candidate], list[Trial]] = {}
     for job in jobs:
         stages = [CALLED, *(f"{name} {order}" for name in (CALLED, BOUND) for order in SCALE_ORDERS)]
@@ -269,9 +302,17 @@ def _run(jobs: list[CallJob], context: Context) -> dict[tuple[str, Candidate], l
             open_.discard((message.job.problem.id, (message.job.candidate,)))
             context.journal.write("done", stage=CALLED, problem=message.job.problem.id)
 
+    budget = context.cpu_budget
+    has_begun = bool(found) or (budget is not None and budget.passes > 1)
     context.events.emit("stage", CALLED, total=total, unit="problems")
     with drain_on_interrupt(context.pool, receive):
         while open_:
+            if budget is not None and has_begun and (left := _leave_late(queue, costs_s, context)):
+                budget.left |= left
+                open_ -= {pair for pair in open_ if pair[0] in left}
+                queue[:] = [job for job in queue if job.problem.id not in left]
+                continue
+            has_begun = True
             dispatch_jobs(queue, context)
             for message in context.pool.poll(POLL_S):
                 receive(message)

@@ -1,7 +1,6 @@
 """The verify_report stage: which rows of a tuned table hold on this machine, and the overhead of their calls."""
 
 import math
-import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from gemmpipe.core import schema
 from gemmpipe.core.data import TIMED, Status
 from gemmpipe.core.errors import check_at_least
 from gemmpipe.core.events import counted, verb
+from gemmpipe.core.shell import shell_join
 from gemmpipe.stages import Context, Stage
 from gemmpipe.stages.rows import row_samples_us
 from gemmpipe.tables.merge import SHARED_CPU, SHARED_GPU, is_provisional
@@ -197,7 +197,7 @@ def _retune_command(stale: Sequence[Mapping[str, object]], context: Context) -> 
     args += [f"output={each}" for each in tables if len(tables) == 1 and each.endswith(".csv")]
     if context.device.kind == "cpu" and not any(arg.startswith("device") for arg in args):
         args.append("device=cpu")
-    return shlex.join(["gemmpipe", *args, "retune=true"])
+    return shell_join(["gemmpipe", *args, "retune=true"])
 
 
 def _failure(own: Mapping[str, object] | None) -> str:

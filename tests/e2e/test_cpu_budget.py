@@ -65,6 +65,42 @@ def test_a_resumed_run_goes_on_and_repeats_nothing(run: Run) -> None:
     assert len({t["candidate"] for t in finals}) == len(finals), "the finals of a finished problem are not repeated"
 
 
+def _trials(folder: Path, stage: str) -> list[str]:
+    """The candidates of a stage, in the order of the journal."""
+    trials = [json.loads(line) for line in (folder / "trials.jsonl").read_text().splitlines()]
+    return [t["candidate"] for t in trials if t["row"] == "trial" and t["stage"] == stage]
+
+
+def test_one_product_that_takes_longer_than_the_budget_is_cut_short_and_the_next_run_goes_on(run: Run) -> None:
+    """Twenty candidates of 0.3 s: the search ends after the first ones, and their finals take what needs a choice."""
+    slow = ["shapes.items=[{M: 8, N: 32, K: 64}]", f"space.PACE_MS=[{','.join(map(str, range(300, 320)))}]"]
+    out = run(*slow, "cpu_budget_s=1")
+    assert "screen: 1 search cut short by the budget; its row is provisional" in out
+    first = _last()
+    screened = _trials(first, "screen")
+    assert 0 < len(screened) < 12
+    assert len(_trials(first, "bench")) <= 4
+    assert _rows() == [8]
+    assert "resume with" in out
+    run(*slow, "cpu_budget_s=3")
+    assert _last() != first
+    assert not set(_trials(_last(), "screen")) & set(screened), "finished trials are not repeated"
+
+
+def test_a_choice_that_the_budget_left_out_is_undecided_and_not_unsolved(run: Run) -> None:
+    """The only finalist that fits is wrong: the search goes on another time."""
+    slow = ["shapes.items=[{M: 8, N: 32, K: 64}]", f"space.PACE_MS=[{','.join(map(str, range(300, 320)))}]"]
+    out = run(*slow, "backend=[faulty]", "space.KIND=[wrong_at_8]", "cpu_budget_s=1")
+    assert "select: cpu_budget_s=1 left 1 problem without a valid candidate so far: faulty M=8 N=32 K=64" in out
+
+
+def test_a_large_product_is_left_where_one_of_its_trials_would_overrun(run: Run) -> None:
+    """A product of 2^44 operations after one of 2^14: its operands alone would take minutes."""
+    out = run("shapes.items=[{M: 8, N: 32, K: 64}, {M: 16777216, N: 1024, K: 1024}]", "cpu_budget_s=20")
+    assert "1 of 2 problems tuned in cpu_budget_s=20, small M first; left: 1 with M 16,777,216" in out
+    assert _rows() == [8]
+
+
 def test_null_is_no_limit_and_the_default_is_visible(run: Run, capfd: pytest.CaptureFixture[str]) -> None:
     assert "left" not in run("cpu_budget_s=null")
     assert _rows() == [4, 8, 16]

@@ -1,6 +1,8 @@
 """Folders whose names shells, streams and GEMMPIPE_CONFIG_* read in another way: what is printed can be pasted."""
 
+import csv
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -49,7 +51,9 @@ ENCODINGS = ({"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}, {"L
 
 
 SAYING = """
+import csv
 import os
+import shlex
 from pathlib import Path
 from gemmpipe.cli.progress import Terminal
 from gemmpipe.cli import escape_unencodable as any_text_may_be_said
@@ -101,3 +105,28 @@ def test_a_run_in_a_folder_that_no_locale_names_ends_well(name: bytes, tmp_path:
 def test_a_path_that_the_variable_would_take_apart_is_told() -> None:
     said = use_line(load_family("a16w16"), Path("/runs/12:30/bf16_tuned_gemm.csv"))
     assert said.startswith("GEMMPIPE_CONFIG_A16W16 separates tables by ':'; copy /runs/12:30/bf16_tuned_gemm.csv")
+
+
+def test_the_command_that_tunes_stale_rows_again_runs_in_a_shell_from_a_folder_with_quotes(tmp_path: Path) -> None:
+    folder = tmp_path / """it's a "test" dir"""
+    folder.mkdir()
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+
+    def typed(line: str) -> "subprocess.CompletedProcess[str]":
+        here = f'gemmpipe() {{ "{sys.executable}" -m gemmpipe "$@"; }}\n{line}'
+        words = ["bash", "-c", here]
+        return subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+
+    first = typed(f"gemmpipe {shlex.join(WORDS)} output=t.csv")
+    assert first.returncode == 0, first.stderr
+    rows = list(csv.DictReader((folder / "t.csv").read_text().splitlines()))
+    rows[0]["us"] = "0.001"
+    with open(folder / "t.csv", "w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    said = typed(f"gemmpipe verify kernel=a16w16 device=cpu table={shlex.quote(str(folder / 't.csv'))}").stdout
+    (line,) = [line for line in said.splitlines() if "to tune these again: " in line]
+    again = typed(line.partition("again: ")[2])
+    assert again.returncode == 0, again.stderr
+    assert "1 of 1 problem tuned" in again.stdout

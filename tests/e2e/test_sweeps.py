@@ -89,7 +89,7 @@ def test_a_job_that_is_killed_takes_neither_the_sweep_nor_the_others_along(site:
     assert "exit code 0; " in out
     [said] = [line for line in error.splitlines() if line.startswith("job ")]
     assert "ended without a result" in said
-    assert f'resume with "gemmpipe resume={run}"' in said
+    assert f"resume with: gemmpipe resume={run}" in said
     other = (5, 6, 7, 8) if run.name.startswith("0_") else (1, 2, 3, 4)
     table_is_right(site, other)
     assert main([f"resume={run}"]) == 0

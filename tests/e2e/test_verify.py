@@ -254,3 +254,18 @@ def test_what_cannot_be_compiled_is_told(
     assert "prebuild: sm_90: 3 kernels: 0 compiled in 0.0 s of the compilers' time, 3 failed" in out
     assert "compiling took longer than stages.prebuild.timeout_s=2" in error
     assert error.count("warning: faulty M=") == 3
+
+
+def test_a_cpu_checks_what_fits_in_its_budget_and_says_what_it_left(
+    verify: Verify, capfd: pytest.CaptureFixture[str], faulty_words: tuple[str, ...]
+) -> None:
+    rows = [_row(m, _right()) for m in (16, 4, 8)]
+    code, out, _ = verify(*rows, words=("cpu_budget_s=0.001",))
+    assert code == 0
+    assert "1 of 3 problems timed in cpu_budget_s=0.001" in out
+    assert "left: 2 with M 8 to 16. gemmpipe resume=last goes on" in out
+    assert "verify: 1 of 1 row holds" in out
+    assert list(_verified()) == [4]
+    assert main([faulty_words[0], "resume=last", "cpu_budget_s=null"]) == 0
+    assert "verify: 3 of 3 rows hold" in capfd.readouterr().out
+    assert sorted(_verified()) == [4, 8, 16]

@@ -82,6 +82,7 @@ def test_a_budget_ends_the_run_whatever_the_work_lets_expect() -> None:
     assert progress.left_s(99.0) == 0.0
     assert progress.left_text(58.0) == "about 2 s left"
     assert progress.left_text(99.0) == "budget spent, finishing"
+    assert "17 % of the budget" in progress.line(10.0), "not of the work, of which most may be left"
     progress.take(Event(kind="progress", done=50, total=100, share=0.5), 20.0)
     assert progress.left_s(20.0) == pytest.approx(20 + 20), "as the work lets expect again"
 
@@ -93,7 +94,33 @@ def test_the_time_left_counts_down_between_results() -> None:
     remaining.take(0.25, 15.0)
     assert remaining.left_s(15.0) == pytest.approx(30.0)
     assert remaining.left_s(20.0) == pytest.approx(25.0)
-    assert remaining.left_s(99.0) == 0.0
+    assert remaining.left_s(40.0) == pytest.approx(25.0), "a result is late: what is left is slower than what is done"
+    assert remaining.left_s(999.0) == pytest.approx(90.0), "at most three times as slow"
+    remaining.take(1.0, 1000.0)
+    assert remaining.left_s(1000.0) == 0.0
+
+
+def test_a_long_product_at_the_end_is_not_about_one_second_left() -> None:
+    """Four of five products remain, which take longer than the first."""
+    progress = RunProgress(0.0)
+    progress.take(Event(kind="step", text="screen", done=2, total=6), 0.0)
+    progress.take(Event(kind="stage", text="screen", unit="problems", total=5), 0.0)
+    progress.take(Event(kind="progress", done=0, total=5), 1.0)
+    progress.take(Event(kind="progress", done=1, total=5), 3.0)
+    assert progress.left_text(4.0) == "about 7 s left"
+    assert progress.left_text(20.0) == "about 20 s left"
+    assert progress.of_run == pytest.approx(0.2)
+
+
+def test_no_time_is_left_after_the_work_but_the_run_finishes() -> None:
+    progress = RunProgress(0.0)
+    progress.take(Event(kind="step", text="bench", done=3, total=6), 0.0)
+    progress.take(Event(kind="stage", text="bench", unit="problems", total=2), 0.0)
+    progress.take(Event(kind="progress", done=1, total=2), 10.0)
+    progress.take(Event(kind="progress", done=2, total=2), 20.0)
+    assert progress.line(20.0) == "3 of 6: bench, 100 %, 2 of 2 problems, 20 s, finishing"
+    progress.take(Event(kind="step", text="merge", done=6, total=6), 20.1)
+    assert progress.line(20.2) == "6 of 6: merge, 100 %, 20 s, finishing"
 
 
 def test_stages_that_follow_and_later_batches_count() -> None:

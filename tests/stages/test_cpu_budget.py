@@ -5,7 +5,7 @@ import pytest
 from gemmpipe.core.data import Problem
 from gemmpipe.family import load_family
 from gemmpipe.stages import cpu_budget
-from gemmpipe.stages.cpu_budget import CpuBudget, in_order_of_use, left_line
+from gemmpipe.stages.cpu_budget import CpuBudget, in_order_of_use, left_line, trials_at_once
 
 pytestmark = pytest.mark.unit
 
@@ -50,6 +50,40 @@ def test_a_screening_is_cut_where_its_rate_does_not_suffice(monkeypatch: pytest.
     assert budget.cuts_screening(0.05), "25 s from now"
     now[0] = 125.0
     assert budget.cuts_screening(0.0), "no result in most of its time"
+
+
+def test_a_long_search_ends_in_time_for_its_finals_and_a_short_one_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(cpu_budget.time, "monotonic", lambda: now[0])
+    budget = CpuBudget(limit_s=60.0, began=now[0])
+    assert budget.screening_ends_at() == 124.0
+    now[0] = 130.0
+    assert not budget.cuts_search(2.0, 10), "half of the time for finals may be used"
+    now[0] = 141.0
+    assert budget.cuts_search(2.0, 10)
+    assert not budget.cuts_search(0.01, 10), "a tenth of a second"
+    now[0] = 125.0
+    assert budget.cuts_search(8.0, 2), "its finals take 40 s"
+    assert not budget.has_time_for(8.0)
+    assert budget.has_time_for(3.0)
+
+
+def test_a_worker_gets_a_second_of_work_at_once() -> None:
+    assert trials_at_once(None) == 1
+    assert trials_at_once(0.1) == 10
+    assert trials_at_once(3.0) == 1
+
+
+def test_problems_with_a_choice_come_last() -> None:
+    small, large = _problem(1, 64), _problem(8, 64)
+    assert in_order_of_use([large, small], load_family("a16w16"), tuned={small.id: ()}) == [large, small]
+
+
+def test_the_line_of_a_check_of_a_table_names_resume_alone() -> None:
+    line = left_line(3, [_problem(16, 64)], 60.0, repeats=False)
+    assert line.startswith("2 of 3 problems timed in cpu_budget_s=60")
+    assert "gemmpipe resume=last goes on" in line
+    assert "same command" not in line
 
 
 def test_the_run_goes_on_to_its_end_only_with_problems_and_time_left(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,8 @@ from gemmpipe.core.data import Candidate, Device, Problem
 from gemmpipe.core.events import Event
 from gemmpipe.family import Family
 from gemmpipe.report.progress import RunProgress
-from gemmpipe.stages.bench import Bench, _FinalsWork
+from gemmpipe.stages.bench import Bench
+from gemmpipe.stages.finals_work import FinalsWork
 from gemmpipe.stages.screen.work import WorkEstimate
 from gemmpipe.stages.verify_calls import VerifyCalls
 
@@ -49,10 +50,14 @@ class _Run:
             for problem in self.problems
         ]
         self._screening = WorkEstimate(self.problems, family, default_search(), device, 20)
-        self._pending: dict[str, tuple[Candidate, ...]] = {problem.id: () for problem in self.problems}
-        rows = [[{"us": us} for us in times] for times in head["finalists_us"]]
-        by_problem = dict(zip(self._pending, rows, strict=True))
-        self._finals = _FinalsWork(cast(Any, by_problem), self._pending, TIMER, device)
+        ids = [problem.id for problem in self.problems]
+        finalists = [[Candidate.of("triton", {"place": i}) for i in range(len(us))] for us in head["finalists_us"]]
+        rows = [
+            [{"candidate": c.id, "us": us} for c, us in zip(candidates, times, strict=True)]
+            for candidates, times in zip(finalists, head["finalists_us"], strict=True)
+        ]
+        self._pending: dict[str, list[Candidate]] = dict(zip(ids, finalists, strict=True))
+        self._finals = FinalsWork(cast(Any, dict(zip(ids, rows, strict=True))), self._pending, TIMER, device)
 
     def screening(self, row: dict[str, Any]) -> Event:
         for place, (answered, pending, timed_us, timed_count, finished) in row["states"].items():

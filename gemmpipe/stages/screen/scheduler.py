@@ -9,6 +9,7 @@ from gemmpipe.core.data import Candidate, Trial
 from gemmpipe.executors import BuildResult, JobResult
 from gemmpipe.search import TrialRequest
 from gemmpipe.stages import Context
+from gemmpipe.stages.cpu_budget import trials_at_once
 from gemmpipe.stages.needed_builds import SHARE_WHILE_SCREENING
 from gemmpipe.stages.screen.search_pool import SearchPool
 from gemmpipe.stages.screen.state import Bounds, ProblemState
@@ -112,6 +113,10 @@ class Scheduler:
         builds = {"built": len(self._built), "requested": len(self._waiting)}
         return self._work.measure(self._states.values(), searching=searching, **builds)
 
+    def finals_s(self) -> float:
+        """The expected time of all problems' finals on a CPU in seconds, as the trials so far let expect."""
+        return self._work.finals_s(self._states.values())
+
     @property
     def past_deadline(self) -> bool:
         """True if the time for searches is over."""
@@ -123,6 +128,7 @@ class Scheduler:
             for state in self._running.values():
                 state.end()
             self._to_advance |= self._running
+        self._end_long_searches()
         while self._to_advance:
             self._advance(self._to_advance.pop(next(iter(self._to_advance))))
         self._dispatch()
@@ -135,6 +141,17 @@ class Scheduler:
             names = self._search_pool.receive()
         self._to_advance |= {name: self._states[name] for name in names if name in self._states}
         return True
+
+    def _end_long_searches(self) -> None:
+        """Ends searches whose next trial would overrun a budget for a CPU, if what they have can be chosen from."""
+        budget = self._context.cpu_budget
+        for name, state in self._running.items() if budget is not None else ():
+            trial_s, libraries = state.trial_s, self._context.family.baseline
+            if trial_s is None or not state.has_fallback(libraries):
+                continue
+            if budget is not None and budget.cuts_search(trial_s, self._work.trials_left(state)):
+                state.end(keep_required=False)
+                self._to_advance[name] = state
 
     def receive(self, message: BuildResult | JobResult) -> None:
         """Takes one message of the pool."""
@@ -193,8 +210,11 @@ class Scheduler:
 
     def _feed(self, worker: int, own: list[ProblemState]) -> None:
         """Gives a worker the ready requests of its own problems."""
-        mine = [state for state in own if state.ready] if self._pool.backlog(worker) < _QUEUE_DEPTH else []
-        while mine and self._pool.backlog(worker) < _QUEUE_DEPTH:
+        depth = (
+            _QUEUE_DEPTH if self._context.cpu_budget is None else 1
+        )  # a job that is sent runs, also after the budget
+        mine = [state for state in own if state.ready] if self._pool.backlog(worker) < depth else []
+        while mine and self._pool.backlog(worker) < depth:
             # While builds arrive, the fullest problem; afterwards in order, so that small M comes before large.
             waiting = len(self._built) < len(self._waiting)
             state = max(mine, key=lambda state: len(state.ready)) if waiting else mine[0]
@@ -238,7 +258,8 @@ class Scheduler:
         """A batch of short requests; else one long request, the most promising that can still win."""
         short = [r for r in state.ready if not self._bounds.is_long(state.problem, r.candidate)]
         if short:
-            chosen = short[:_BATCH]
+            limited = self._context.cpu_budget is not None
+            chosen = short[: min(_BATCH, trials_at_once(state.trial_s)) if limited else _BATCH]
             for request in chosen:
                 state.ready.remove(request)
             return chosen

@@ -1,8 +1,9 @@
 """The screen stage: lists candidates, compiles them, times them with few launches and keeps the best for bench."""
 
+import math
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar
@@ -10,10 +11,11 @@ from typing import TYPE_CHECKING, ClassVar
 from gemmpipe.bench.timer import Timer
 from gemmpipe.core.data import Bucket, Candidate, Problem, Trial
 from gemmpipe.core.errors import check_at_least
-from gemmpipe.core.events import counted
+from gemmpipe.core.events import counted, verb
 from gemmpipe.executors import drain_on_interrupt
 from gemmpipe.search import TrialRequest
 from gemmpipe.stages import POLL_S, Context, Stage
+from gemmpipe.stages.finals_work import usual_finals_s
 from gemmpipe.stages.history import TrialCache
 from gemmpipe.stages.needed_builds import compile_ahead
 from gemmpipe.stages.rows import config_text, excluded_frame, trial_frame
@@ -74,9 +76,10 @@ class Screen(Stage):
         context.events.emit("stage", "screen", unit="trials")
         started_at = time.monotonic()
         with drain_on_interrupt(context.pool, scheduler.receive):
-            states = self._start_searches(search_pool, scheduler, context)
+            states = self._start_searches(search_pool, scheduler, work, context)
             self._run_to_completion(scheduler, context, searching=True)
-            if not scheduler.past_deadline:
+            budget = context.cpu_budget
+            if not scheduler.past_deadline and (budget is None or budget.remaining_s > 0):
                 for state, requests in list(cross_evaluate(states, context)):
                     scheduler.add_requests(state, requests)
             self._run_to_completion(scheduler, context)
@@ -93,11 +96,13 @@ class Screen(Stage):
         while scheduler.step(POLL_S):
             _report_progress(scheduler, context, searching=searching)
 
-    def _start_searches(self, search_pool: SearchPool, scheduler: Scheduler, context: Context) -> list[ProblemState]:
+    def _start_searches(
+        self, search_pool: SearchPool, scheduler: Scheduler, work: WorkEstimate, context: Context
+    ) -> list[ProblemState]:
         """The problems' states; each goes to the scheduler as soon as it is listed."""
         report = SpaceReport()
         states: list[ProblemState] = []
-        for problems in _parts(context):
+        for problems in _parts(context, work, states):
             expected = len(states) + len(problems)
             search_pool.submit(problems)
             while len(states) < expected:
@@ -127,6 +132,8 @@ class Screen(Stage):
                 inside = [c for c in group if bucket.contains(c.problem.rows)]
                 leaders = bucket_leaders(bucket, [c.results for c in inside], self.bucket_keep)
                 for state in inside:
+                    if context.cpu_budget is not None and state.cut_short:
+                        continue  # no time for them either
                     missing = [c for c in leaders if c.id in state.summary.ids and c not in state.results]
                     for candidate in missing:
                         register_candidate(state, candidate, context)
@@ -188,8 +195,12 @@ class Screen(Stage):
         return {problem_id: list(chosen) for problem_id, chosen in kept.items()}
 
 
-def _parts(context: Context) -> Iterator[list[Problem]]:
-    """The problems to search side by side: all of them, or one by one until a budget for a CPU has no more time."""
+def _parts(context: Context, work: WorkEstimate, states: Collection[ProblemState]) -> Iterator[list[Problem]]:
+    """The problems to search side by side: all of them, or one by one until a budget for a CPU has no more time.
+
+    Those that take too long for the time that is left are left out; not the first of a run. `states` are those of the
+    problems before.
+    """
     budget = context.cpu_budget
     if budget is None:
         yield _in_order(context)
@@ -199,7 +210,11 @@ def _parts(context: Context) -> Iterator[list[Problem]]:
         if index and time.monotonic() > ends_at:
             budget.left.update(left.id for left in context.problems[index:])
             return
-        yield [problem]
+        budget.pace_s = min(budget.pace_s, work.pace_s(states))
+        if budget.pace_s < math.inf and not budget.has_time_for(work.least_trial_s(problem, budget.pace_s)):
+            budget.left.add(problem.id)
+        else:
+            yield [problem]
 
 
 def _problem_state(started: SessionStarted, context: Context) -> ProblemState:
@@ -219,6 +234,9 @@ def _report_progress(scheduler: Scheduler, context: Context, *, searching: bool)
     if budget is not None and budget.cuts_screening(share):  # the run ends with its budget, whatever is left then
         left_s = max(0.0, budget.remaining_s)
         share = max(share, 1 - left_s / budget.limit_s)
+    if context.device.kind == "cpu":  # there finals take as long as the launches of large products; at first, as usual
+        usual_s = usual_finals_s(()) * len(context.problems)
+        context.events.emit("rest", rest_s=max(0.0, scheduler.finals_s() - usual_s))
     context.events.emit("progress", text, done=work.done, total=work.expected, share=share, left_s=left_s)
 
 
@@ -232,9 +250,9 @@ def _mark_cut_short(states: list[ProblemState], context: Context) -> None:
         elif problem in context.cut_short:
             context.journal.write("whole", problem=problem)
             context.cut_short.discard(problem)
-    if any(c.cut_short for c in states):
-        searches = counted(sum(c.cut_short for c in states), "search", "searches")
-        context.events.emit("line", f"screen: {searches} cut short by the budget; their rows are provisional")
+    if cut := sum(c.cut_short for c in states):
+        searches, rows = counted(cut, "search", "searches"), verb(cut, "its row is", "their rows are")
+        context.events.emit("line", f"screen: {searches} cut short by the budget; {rows} provisional")
 
 
 def _deadline(context: Context) -> float | None:

@@ -4,6 +4,8 @@ Also the bounds between problems: a product never gets faster with more rows, so
 lower bound of its time here.
 """
 
+import math
+import time
 from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 from typing import Protocol
@@ -51,6 +53,10 @@ class ProblemState:
         """Requests with a result, also one of an earlier run."""
         self.timed_us, self.timed_count = 0.0, 0
         """The launches of the results with a time, in all, and their number."""
+        self._first_timed: tuple[float, int] | None = None
+        """When the first results with a time came, on the monotonic clock, and their number."""
+        self._last_timed: tuple[float, int] | None = None
+        """The same of the last results, with the number of all."""
 
     def take_requests(self, built: dict[str, str]) -> list[Trial]:
         """Takes the search's requests; `built`: error of each finished build, empty if none. Returns failed trials."""
@@ -116,12 +122,17 @@ class ProblemState:
         self.tell(failures)
         return failures
 
-    def end(self) -> None:
-        """Ends the search with the budget spent: drops requests that do not run yet, except those selection needs."""
+    def end(self, *, keep_required: bool = True) -> None:
+        """Ends the search with the budget spent: drops requests that do not run yet, except those selection needs.
+
+        Without `keep_required` all of them, where there is a result.
+        """
         if self._session.finished:
             return
         idle = [r for r in self._pending.values() if r in self.ready or r.candidate.id in self._unbuilt]
-        exempt = set(self.summary.required) or ({idle[0].candidate} if idle and not self.results else set())
+        exempt = set(self.summary.required if keep_required else ()) or (
+            {idle[0].candidate} if idle and not self.results else set()
+        )
         dropped = {r.candidate.id for r in idle if r.candidate not in exempt}
         for name in dropped:
             del self._pending[name]
@@ -161,7 +172,43 @@ class ProblemState:
         """Takes results of open requests and ignores others. Returns those taken."""
         taken = [t for t in trials if self._pending.pop(t.candidate.id, None) is not None]
         self._take(taken)
+        if timed := sum(t.time_us is not None for t in taken):
+            before = self._last_timed[1] if self._last_timed is not None else 0
+            self._last_timed = time.monotonic(), before + timed
+            self._first_timed = self._first_timed or self._last_timed
         return taken
+
+    @property
+    def trial_s(self) -> float | None:
+        """Seconds of one of this run's trials, as its results come in; None before the first.
+
+        After the first results alone it is that of their launches, twice: they came with the set-up of the worker.
+        """
+        if self._first_timed is None or self._last_timed is None:
+            return None
+        (began, first), (now, last) = self._first_timed, self._last_timed
+        return (now - began) / (last - first) if last > first else 2e-6 * self.timed_us / max(1, self.timed_count)
+
+    @property
+    def times_us(self) -> list[float]:
+        """The times of the results that have one."""
+        return [t.time_us for t in self.results.values() if t.time_us is not None]
+
+    @property
+    def least_us(self) -> float:
+        """The time of the fastest result; infinite without one."""
+        return min(self.times_us, default=math.inf)
+
+    def has_fallback(self, libraries: Collection[str]) -> bool:
+        """True if a result can be chosen whatever the limits: timed, a library's where one is listed, no more memory.
+
+        `libraries`: their labels.
+        """
+        trusted = {c for c in self.summary.required if c.backend in libraries}
+        return any(
+            t.time_us is not None and not t.extra_weight_bytes and (c in trusted or not trusted)
+            for c, t in self.results.items()
+        )
 
     def _take(self, trials: Sequence[Trial]) -> None:
         self.answered += len(trials)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from gemmpipe.core.data import Device, Problem, median
 from gemmpipe.family import Family, GemmSpec
 from gemmpipe.search import Search
+from gemmpipe.stages.finals_work import usual_finals_s
 from gemmpipe.stages.screen.state import ProblemState
 
 _GPU_OPS = 4e10
@@ -107,6 +108,28 @@ class WorkEstimate:
         if searching and requested:
             share = _with_builds(share, expected, built, requested)
         return ScreenWork(done=trials, expected=expected, share=share)
+
+    def trials_left(self, state: ProblemState) -> int:
+        """Trials that a search still wants if it does not end early."""
+        return max(state.pending, 0 if state.finished else self._planned(state) - state.answered)
+
+    def least_trial_s(self, problem: Problem, pace_s: float) -> float:
+        """Seconds of a launch of a problem at the best pace of others (`pace_s`)."""
+        return pace_s * self._relative[problem.id]
+
+    def pace_s(self, states: Collection[ProblemState]) -> float:
+        """The best pace so far: seconds of the fastest launch of a problem over its relative work; infinite before any.
+
+        The best, as the time of small products is no work, and that of slow candidates tells nothing of the others.
+        """
+        return min((s.least_us / 1e6 / self._relative[s.problem.id] for s in states), default=math.inf)
+
+    def finals_s(self, states: Collection[ProblemState]) -> float:
+        """The expected time of the problems' finals on a CPU, in seconds; those that are not timed at the best pace."""
+        times_us = {s.problem.id: s.times_us for s in states if s.times_us}
+        pace_us = 1e6 * self.pace_s(states)
+        others = {} if math.isinf(pace_us) else {name: [pace_us * work] * 2 for name, work in self._relative.items()}
+        return sum(usual_finals_s(times_us.get(name, others.get(name, ()))) for name in self._relative)
 
     def _measure_overhead(self, states: Collection[ProblemState]) -> None:
         """Take the time that is no launch as the overhead of the trials: on a CPU one runs at a time."""

@@ -1,0 +1,211 @@
+"""The work of the finals by the time that screening lets expect: its share that is done, and what fits in a budget.
+
+A budget for a CPU ends in the middle of a large product's finals, whose job runs to its end once a worker has it. So a
+job is shortened before, to the finalists that fit, or left for the next run.
+"""
+
+from collections import Counter
+from collections.abc import Collection, Hashable, Mapping, MutableMapping, MutableSequence, Sequence
+from typing import TYPE_CHECKING
+
+from gemmpipe.bench.jobs import LONG_LAUNCH_US, Job
+from gemmpipe.bench.timer import Timer
+from gemmpipe.core.data import Candidate, Device
+from gemmpipe.core.events import counted, verb
+from gemmpipe.stages import Context
+from gemmpipe.stages.cpu_budget import SHORT_S, CpuBudget
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_GPU_CHECK_S, _GPU_LAUNCHES = 0.012, 47
+"""For the estimate of the time left on a GPU: what a finalist takes, and the launches at its time on top (20.3 s in all
+for 72 problems, H200, 2026-11-23): of long launches, more stay in the race, as they differ less."""
+_CPU_CHECK_S, _MIN_SAMPLE_US, _USUAL_ROUNDS = 0.1, 500.0, 8
+"""On a CPU: a finalist's check, the shortest sample, and the rounds that most run."""
+_LEAST_ROUNDS = 3
+_CPU_CHECK_LAUNCHES = 5
+"""Long launches that take as long as preparing a finalist's weight and checking it, with its part of the reference (2
+cores of a server CPU, 2026-11: 16 s for one finalist of 2048x16384x8192 and 2.0 s, timed four times)."""
+
+Row = Mapping[Hashable, object]
+
+
+class FinalsWork:
+    """The expected time of each finalist, in seconds."""
+
+    def __init__(
+        self,
+        rows: Mapping[str, Sequence[Row]],
+        pending: Mapping[str, Collection[Candidate]],
+        timer: Timer,
+        device: Device,
+        recorded_us: Mapping[str, float] | None = None,
+    ) -> None:
+        """`rows`: the finalists of the shortlist, by problem id; `pending`: those without a trial.
+
+        `recorded_us`: by problem id, the time of finalists that screening has not timed.
+        """
+        known = recorded_us or {}
+        self._costs_s: dict[str, dict[str, float]] = {}
+        """By problem id, then candidate id."""
+        for name in pending:
+            times_us = {str(row["candidate"]): _time_us(row["us"], known.get(name, 0.0)) for row in rows.get(name, ())}
+            self._costs_s[name] = {each: finalist_s(us, timer, device) for each, us in times_us.items()}
+        self._total_s = self._left_s(pending)
+
+    def cost_s(self, problem: str, candidates: Collection[Candidate]) -> float:
+        """The time of these finalists of a problem."""
+        return sum(self._costs_s[problem].get(c.id, 0.0) for c in candidates)
+
+    def leave_out(self, problem: str, candidates: Collection[Candidate]) -> None:
+        """Takes finalists that are not timed out of the work."""
+        self._total_s -= self.cost_s(problem, candidates)
+
+    def share(self, pending: Mapping[str, Collection[Candidate]]) -> float | None:
+        """The share of the work that is done, where these finalists are left, by problem id; None without work."""
+        return max(0.0, 1 - self._left_s(pending) / self._total_s) if self._total_s > 0 else None
+
+    def _left_s(self, pending: Mapping[str, Collection[Candidate]]) -> float:
+        return sum(self.cost_s(problem, candidates) for problem, candidates in pending.items())
+
+
+def _time_us(cell: object, otherwise: float) -> float:
+    return float(cell) if isinstance(cell, int | float) and cell == cell else otherwise
+
+
+def finalist_s(time_us: float, timer: Timer, device: Device) -> float:
+    """The time of a finalist in seconds: its check, and the rounds that most stay in the race."""
+    if device.kind != "cpu":
+        return _GPU_CHECK_S + _GPU_LAUNCHES * time_us / 1e6
+    rounds = min(_USUAL_ROUNDS, timer.rounds_for(max(time_us, _MIN_SAMPLE_US), 1))
+    launches = rounds + (_CPU_CHECK_LAUNCHES if time_us > LONG_LAUNCH_US else 0)
+    return _CPU_CHECK_S + launches * max(time_us, _MIN_SAMPLE_US) / 1e6
+
+
+_USUAL_FINALISTS = 4
+"""Of a problem on a CPU: the best of each library, with and without more memory for weights, and what is near it."""
+_USUAL_S = 0.6
+"""Of the finals of a problem on a CPU with short launches: checks take longer than rounds."""
+
+
+def usual_finals_s(times_us: Sequence[float]) -> float:
+    """The time of a problem's finals on a CPU, in seconds, from those of its fastest candidates."""
+    fastest = sorted(times_us)[:_USUAL_FINALISTS]
+    launches = _CPU_CHECK_LAUNCHES + _LEAST_ROUNDS
+    return _USUAL_S + sum(launches * us / 1e6 for us in fastest if us > LONG_LAUNCH_US)
+
+
+class BudgetFit:
+    """Shortens the finals of large products to what fits in the rest of a budget for a CPU."""
+
+    def __init__(
+        self, budget: CpuBudget, work: FinalsWork, tables: "Mapping[str, pd.DataFrame]", context: Context
+    ) -> None:
+        self._budget, self._work, self._context = budget, work, context
+        self._has_begun = budget.passes > 1
+        self._left_out: Counter[str] = Counter()
+        """Finalists that were left out, by problem id."""
+        self._extra_bytes: dict[tuple[str, str], int] = {}
+        """By (problem id, candidate id), from screening; empty for rows of a table, all of which are checked."""
+        if "trials" in tables:
+            trials = tables["trials"]
+            keys = zip(trials["problem"], trials["candidate"], strict=True)
+            self._extra_bytes = dict(zip(keys, trials["extra_weight_bytes"].tolist(), strict=True))
+
+    def shorten_next(
+        self,
+        queue: MutableSequence[Job],
+        pending: MutableMapping[str, set[Candidate]],
+        libraries: Mapping[str, Collection[str]],
+    ) -> None:
+        """Shorten the job that a free worker gets next, or leave it; the first of a run is never left.
+
+        `pending`: open finalists by problem id; `libraries`: ids of the candidates that are a library's.
+        """
+        while queue and not any(map(self._context.pool.backlog, range(len(self._context.pool.devices)))):
+            job, problem = queue[0], queue[0].problem.id
+            kept = self._within_budget(job, libraries.get(problem, ()))
+            if kept:
+                self._has_begun = True
+                self._shorten(queue, kept, pending)
+                return
+            del queue[0]
+            self._leave(problem, pending)
+
+    def _within_budget(self, job: Job, libraries: Collection[str]) -> list[Candidate]:
+        """The finalists that fit, those that a choice needs first; none if those do not fit."""
+        name, left_s = job.problem.id, max(self._budget.finals_left_s, 0.0 if self._has_begun else SHORT_S)
+        needed = self._needed(job, libraries)
+        kept, spent_s = [*needed], self._work.cost_s(name, needed)
+        if self._has_begun and spent_s > left_s:
+            return []
+        others = [c for c in job.candidates if c not in needed]
+        for candidate in sorted(others, key=lambda c: self._work.cost_s(name, [c])):
+            spent_s += self._work.cost_s(name, [candidate])
+            if spent_s > left_s:
+                break
+            kept.append(candidate)
+        return kept
+
+    def _needed(self, job: Job, libraries: Collection[str]) -> Sequence[Candidate]:
+        """The fastest finalist and the fastest library, of those that need the least memory for weights."""
+        if not self._extra_bytes:
+            return job.candidates
+        least = sorted(job.candidates, key=lambda c: self._order(job.problem.id, c))
+        return list(dict.fromkeys([*least[:1], *[c for c in least if c.id in libraries][:1]]))
+
+    def _order(self, problem: str, candidate: Candidate) -> tuple[int, float]:
+        return self._extra_bytes.get((problem, candidate.id), 0), self._work.cost_s(problem, [candidate])
+
+    def _shorten(
+        self, queue: MutableSequence[Job], kept: Collection[Candidate], pending: MutableMapping[str, set[Candidate]]
+    ) -> None:
+        job, problem = queue[0], queue[0].problem.id
+        dropped = [c for c in job.candidates if c not in kept]
+        if not dropped:
+            return
+        self._work.leave_out(problem, dropped)
+        queue[0] = job.without(dropped)
+        pending[problem].difference_update(dropped)
+        self._left_out[problem] += len(dropped)
+        self._context.journal.write("cut", problem=problem)
+        self._context.cut_short.add(problem)
+
+    def leave_late(self, queue: MutableSequence[Job], pending: MutableMapping[str, set[Candidate]]) -> None:
+        """Leave the jobs that have not begun at the end of the time for finals."""
+        if self._budget.finals_left_s > 0:
+            return
+        for job in queue:
+            self._leave(job.problem.id, pending)
+        queue.clear()
+
+    def _leave(self, problem: str, pending: MutableMapping[str, set[Candidate]]) -> None:
+        self._work.leave_out(problem, pending.pop(problem))
+        self._budget.left.add(problem)
+
+    @property
+    def left_s(self) -> float | None:
+        """Seconds until the end of the run, where the budget decides; None where the work does."""
+        return max(0.0, self._budget.remaining_s) if self._budget.ends_run or self._left_out else None
+
+    def line(self) -> str:
+        """What was left out of the finals of problems that are timed; empty if nothing."""
+        if not self._left_out:
+            return ""
+        number, problems = sum(self._left_out.values()), len(self._left_out)
+        return (
+            f"bench: cpu_budget_s={self._budget.limit_s:g} left {counted(number, 'finalist')} of "
+            f"{counted(problems, 'problem')} untimed; {verb(problems, 'its row is', 'their rows are')} provisional"
+        )
+
+
+def recorded_times_us(tables: "Mapping[str, pd.DataFrame]") -> dict[str, float]:
+    """By problem id, the times of a tuned table's rows, where they are checked; the longest of several."""
+    if "selections" not in tables or "us" not in tables["selections"]:
+        return {}
+    found: dict[str, float] = {}
+    for problem, us in zip(tables["selections"]["problem"], tables["selections"]["us"], strict=True):
+        if isinstance(us, int | float) and us == us:
+            found[str(problem)] = max(float(us), found.get(str(problem), 0.0))
+    return found
