@@ -463,14 +463,9 @@ def cache_key(folder: Path, device: Any) -> dict[str, Any]:
     return {"installed": installed, "changed": changed, "again": again, "removed": both()}
 
 
-def start_lines(folder: Path, device: Any) -> dict[str, Any]:
-    """The start line with the user's own backends."""
+def plugin_log() -> tuple[list[str], Callable[[], None]]:
+    """What the plug-in logs from now on, and what ends it."""
     import logging
-
-    from vllm.config import set_current_vllm_config
-
-    from gemmpipe.plugins.scope import read_scope
-    from gemmpipe.plugins.vllm_notice import NOTICE
 
     lines: list[str] = []
     handler = logging.Handler()
@@ -478,6 +473,17 @@ def start_lines(folder: Path, device: Any) -> dict[str, Any]:
     log = logging.getLogger("vllm.gemmpipe")
     log.addHandler(handler)
     log.setLevel(logging.INFO)
+    return lines, lambda: log.removeHandler(handler)
+
+
+def start_lines(folder: Path, device: Any) -> dict[str, Any]:
+    """The start line with the user's own backends."""
+    from vllm.config import set_current_vllm_config
+
+    from gemmpipe.plugins.scope import read_scope
+    from gemmpipe.plugins.vllm_notice import NOTICE
+
+    lines, ended = plugin_log()
     config = settings()
     for linear_backend, moe_backend in (("auto", "auto"), ("cutlass", "triton")):
         config.kernel_config.linear_backend, config.kernel_config.moe_backend = linear_backend, moe_backend
@@ -485,7 +491,7 @@ def start_lines(folder: Path, device: Any) -> dict[str, Any]:
         with set_current_vllm_config(config):
             NOTICE.announce()
             NOTICE.announce()
-    log.removeHandler(handler)
+    ended()
     NOTICE.start("vLLM test", read_scope("GEMMPIPE_VLLM"))
     return {"lines": lines}
 

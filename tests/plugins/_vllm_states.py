@@ -14,7 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
-from _vllm_program import EXPERTS, K, N, block_layer, block_weight, error, linear_layer, random, row_layer
+from _vllm_program import EXPERTS, K, N, block_layer, block_weight, error, linear_layer, plugin_log, random, row_layer
 
 RANK = 8
 """Of the LoRA adapters."""
@@ -396,18 +396,11 @@ def run_experts(made: Any, weights: Any, inputs: Any, out: Any) -> bool:
 
 def experts_states(folder: Path, device: Any) -> dict[str, Any]:
     """Experts that sleep, with LoRA, and spread over devices; and how often the log says that they are left."""
-    import logging
-
     import torch
 
     from gemmpipe.plugins.vllm_notice import NOTICE
 
-    lines: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
-    log = logging.getLogger("vllm.gemmpipe")
-    log.addHandler(handler)
-    log.setLevel(logging.INFO)
+    lines, ended = plugin_log()
     found: dict[str, Any] = {}
     NOTICE._left.clear()
     for name in ("bf16", "fp8"):
@@ -445,7 +438,7 @@ def experts_states(folder: Path, device: Any) -> dict[str, Any]:
             "alive": sum(each() is not None for each in alive),
             "spread": spread,
         }
-    log.removeHandler(handler)
+    ended()
     return {**found, "lines": [line for line in lines if line.startswith("gemmpipe: left")]}
 
 
