@@ -22,7 +22,12 @@ KERNELS = ("align", "routed", "activate", "total")
 _PAIRS_PER_CHUNK = 4096
 COLUMNS_PER_PROGRAM = 1024
 INT, FP32 = "int32", "float32"
-_SIZES = ("N", "K", "columns")  # parameters that a build may assume to be multiples of 16
+_SIZES = ("N", "K", "columns")
+_STRIDES = ("x_stride", "w_expert_stride", "w_stride", "out_stride")
+_ALIGNED = (
+    *_SIZES,
+    *_STRIDES,
+)  # parameters that a build may assume to be multiples of 16; else loads are of one element
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +45,7 @@ class LaunchStep:
     def build(self, dtypes: Mapping[str, str]) -> Build:
         """Its build; `dtypes` are the tensors'."""
         pointers = {p: f"*{TRITON_TYPES.get(dtypes[t], 'i32')}" if t else "constexpr" for p, t in self.tensors.items()}
-        aligned = tuple(name for name in _SIZES if self.integers.get(name, 1) % 16 == 0)
+        aligned = tuple(name for name in _ALIGNED if self.integers.get(name, 1) % 16 == 0)
         return make_build(
             f"{self.module}:{self.kernel}", pointers, self.integers, self.constants, self.options, aligned
         )

@@ -148,6 +148,20 @@ def test_the_exact_products_are_specialised_as_in_tritons_own_call(sizes: tuple[
 _DTYPES = {"*fp8e4nv": FP8, "*fp32": "float32", "*bf16": "bfloat16", "*i32": "int32"}
 
 
+@pytest.mark.parametrize("dtype", [None, FP8])
+def test_products_of_the_screening_load_as_wide_as_those_of_the_finals(dtype: str | None) -> None:
+    device, spec = arch_device("sm_90"), spec_of((16, 1024, 256, 8, 2), "sm_90", dtype)
+    kernel = _engine("vllm")
+
+    def copies(form: EngineExperts) -> list[int]:
+        plan = form.launch_plan(spec, KNOBS, device)
+        products = [compile_kernel(build, device) for step, build in plan if step.kernel == PRODUCT]
+        return [product.asm["ptx"].count("cp.async.cg.shared.global") for product in products]
+
+    assert copies(kernel) == copies(kernel.exact_form())
+    assert min(copies(kernel)) > 0
+
+
 def test_sglangs_default_is_known_without_it() -> None:
     device, sglang = arch_device("sm_90"), _engine("sglang")
     few, many = (sglang.default(spec_of((m, 2048, 768, 128, 8)), device) for m in (8, 512))
