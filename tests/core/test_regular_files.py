@@ -29,7 +29,7 @@ _MAY_OPEN = {
     "backends/deepgemm_package.py",  # headers of the installed DeepGEMM
     "backends/deepgemm_build.py",  # the same, and binaries that it compiles
     "sources/routing_counts.py",  # a lock file, which it creates
-    "cli/demo.py",  # a browser, not a file
+    "cli/browser.py",  # a browser, not a file
     "cli/progress.py",  # the live display, not a file
     "report/provisional.py",  # a file of this package
     "core/renamed.py",  # a file of this package
