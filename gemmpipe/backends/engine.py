@@ -78,8 +78,8 @@ class EngineProduct(EngineImplementation):
         return self.kernel.label
 
     def unavailable(self, device: Device) -> str | None:
-        """The kernel's reason."""
-        return self.kernel.unavailable(device)
+        """The kernel's reason, or that there is no GPU."""
+        return "no GPU: Triton compiles for GPUs" if device.kind == "cpu" else self.kernel.unavailable(device)
 
     def check(self, space: "Space") -> None:
         """Raises UserError for an axis that the kernel does not have."""

@@ -218,6 +218,14 @@ def _format(name: str, choices: "Choices"):  # type: ignore[no-untyped-def]
 def _untimed(request: _Request, choices: "Choices") -> str:
     """The refusal of choices that do not contain times of the engine's function."""
     target = request.target
+    engine = _format(target, choices).engine()
+    functions = engine.implementations(choices.family) if engine is not None else ()
+    if choices.is_run and any(function.unavailable(choices.device) for function in functions):
+        typed = ["gemmpipe", f"kernel={choices.family.name}", "shapes=...", f"format=[{target}]"]
+        return (
+            f"{target}: this run was timed on {choices.device.name}, which cannot run {target}'s functions; "
+            f"expected a run on a GPU: {shell_join(typed)}"
+        )
     if choices.is_run:
         command = [f"reuse={choices.place}", f"format=[{target}]"]
     else:

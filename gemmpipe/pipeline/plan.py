@@ -2,10 +2,11 @@
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gemmpipe.backends import Backend
+from gemmpipe.core.data import Device
 from gemmpipe.core.device import DeviceChoice
 from gemmpipe.core.errors import EnvironmentProblem, UserError
 from gemmpipe.core.paths import unwritable_reason
@@ -83,6 +84,22 @@ def engine_targets_of(plan: Plan) -> tuple[EngineTarget, ...]:
     """
     names = plan.stages if plan.reuse else plan.chain
     return tuple(target for name in names for target in plan.stages[name].engine_targets(plan.family, plan.formats))
+
+
+def without_unavailable_functions(plan: Plan, device: Device) -> tuple[Plan, str]:
+    """(plan, warning): without the formats of engines whose functions this device cannot run; else as it is.
+
+    Raises UserError if no other format is left.
+    """
+    reasons = {t.name: why for t in engine_targets_of(plan) if (why := t.implementation.unavailable(device))}
+    if not reasons:
+        return plan, ""
+    names = ", ".join(reasons)
+    kept = {name: each for name, each in plan.formats.items() if name not in reasons}
+    why = f"format: {names}: its functions cannot be timed here ({next(iter(reasons.values()))})"
+    if not kept:
+        raise UserError(f"{why}; expected a GPU, or format=[csv] for the tuned table")
+    return replace(plan, formats=kept), f"{why}: left out"
 
 
 def check_chain(plan: Plan, reused: Record | None) -> None:

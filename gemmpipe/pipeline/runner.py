@@ -21,7 +21,14 @@ from gemmpipe.family.environment import unused_variables
 from gemmpipe.family.problem import shape_groups
 from gemmpipe.journal import Journal, Record
 from gemmpipe.pipeline import manifest, steps, summary
-from gemmpipe.pipeline.plan import Plan, check_chain, check_outputs, engine_targets_of, reproduce_args
+from gemmpipe.pipeline.plan import (
+    Plan,
+    check_chain,
+    check_outputs,
+    engine_targets_of,
+    reproduce_args,
+    without_unavailable_functions,
+)
 from gemmpipe.pipeline.problem_list import lists_only, problem_lines
 from gemmpipe.search.history import History
 from gemmpipe.stages import Context
@@ -210,7 +217,10 @@ def run(plan: Plan, events: Events) -> int:
     reused = journals.read(Path(plan.reuse)) if plan.reuse else None
     check_chain(plan, reused)
     devices = _devices(plan, reused)
+    plan, left_out = without_unavailable_functions(plan, devices[0])
     check_outputs(plan)
+    if left_out:
+        events.emit("warning", left_out)
     for line in unused_variables().values():
         events.emit("warning", line)
     with ExitStack() as stack:

@@ -131,7 +131,8 @@ class RunFigures:
     """Products with a candidate that the run cannot tell from the choice."""
     noisy: int
     noise_pct: float | None
-    """Median over the products of the difference between choice and runner-up that the run cannot resolve."""
+    """Median over the products of the difference between choice and runner-up that the run cannot resolve; None where
+    less than half of the products have a runner-up."""
     shared: int
     """Products that were timed while other processes used the device."""
     worst: tuple[str, float] | None
@@ -175,7 +176,7 @@ def run_figures(products: "pd.DataFrame") -> RunFigures:
         without_library=int((products["library"] == NO_LIBRARY).sum()),
         near_ties=sum(1 for ties in products["near_ties"] if not _is_missing(ties) and ties > 0),
         noisy=int(products["noisy"].sum()),
-        noise_pct=median(noise) if noise else None,
+        noise_pct=median(noise) if 2 * len(noise) >= len(products) > 0 else None,
         shared=sum(map(is_shared, products["policy"])),
         worst=min(shares.items(), key=lambda item: item[1], default=None),
     )

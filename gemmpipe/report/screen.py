@@ -48,7 +48,8 @@ if TYPE_CHECKING:
 
 _MAX_ROWS, _TOP, _BOTTOM = 30, 5, 10
 _BAR = 12
-_BETWEEN = " | "
+_BETWEEN = "; "
+"""Between commands of one line: pasted as a whole, a shell runs one after the other."""
 _SPEEDUP_TITLE = "speed-up over the best library (geomean, range, products)"
 MEMORY_TITLE = "faster with more memory for weights (stages.select.max_extra_weight_pct=LIMIT)"
 MEMORY_TITLES = ("LIMIT", "faster", "speed-up", "a call", "memory per weight")
@@ -104,7 +105,8 @@ def _solved_line(facts: RunFacts, figures: RunFigures) -> Line:
     parts = [f"{figures.own} by own kernels" + (f" ({winners})" if winners else "")]
     if figures.noise_pct is not None:
         parts.append(f"noise {three_digits(figures.noise_pct)} %")
-    return styled((first, GOOD if solved == total else BAD), f"; {'; '.join(parts)}")
+    style = GOOD if solved == total else BAD if facts.unsolved else WARN  # a budget that ends is no fault
+    return styled((first, style), f"; {'; '.join(parts)}")
 
 
 def _regime_lines(regimes: Sequence[RegimeResult]) -> list[Line]:

@@ -78,6 +78,24 @@ def test_a_run_that_did_not_time_the_form_is_refused_with_the_command_that_does(
 
 
 @pytest.mark.e2e
+def test_an_engines_functions_are_left_out_on_a_cpu_and_no_run_there_is_suggested(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    small = ["kernel=a8w8_blockscale", "device=cpu", "shapes=list", "shapes.items=[[1,128,128]]"]
+    assert main([*small, "format=[vllm]"]) == 2
+    reason = "format: vllm: its functions cannot be timed here (no GPU: Triton compiles for GPUs)"
+    assert f"{reason}; expected a GPU, or format=[csv]" in capfd.readouterr().err
+    assert main([*small, "format=[csv,vllm]", "timer@stages.bench.timer=quick"]) == 0
+    said = capfd.readouterr()
+    assert f"warning: {reason}: left out" in said.err
+    assert "engine: vllm" not in said.out
+    assert main(["export", "last", "vllm"]) == 2
+    error = capfd.readouterr().err
+    assert "which cannot run vllm's functions; expected a run on a GPU: gemmpipe kernel=a8w8_blockscale" in error
+    assert "reuse=" not in error
+
+
+@pytest.mark.e2e
 def test_dense_files_are_installed_and_removed(capfd: pytest.CaptureFixture[str]) -> None:
     assert main([*TUNE, "format=[vllm]"]) == 0
     configs = Path("packages/vllm/model_executor/layers/quantization/utils/configs")

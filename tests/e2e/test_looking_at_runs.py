@@ -233,7 +233,7 @@ def test_a_run_that_had_nothing_to_time_says_where_the_choices_are(
     monkeypatch.setenv("COLUMNS", "120")
     timed = gemmpipe.load("last").folder.relative_to(site)
     shown = _out(capfd, *LINE, "output=tuned").splitlines()
-    assert shown[-1] == "see   gemmpipe show tuned/bf16_tuned_gemm.csv | gemmpipe report tuned/bf16_tuned_gemm.csv"
+    assert shown[-1] == "see   gemmpipe show tuned/bf16_tuned_gemm.csv; gemmpipe report tuned/bf16_tuned_gemm.csv"
     (folder,) = [line.split()[1] for line in shown if line.startswith("run ")]
     header, row, _ = _out(capfd, "runs").splitlines()
     assert row[header.index("problems") :].startswith("2 reused")
@@ -257,6 +257,6 @@ def test_the_next_commands_give_the_kernel_of_a_table_whose_name_does_not(
     for path in (site / "tuned").glob("bf16_tuned_gemm.csv*"):
         (site / path.name.replace("bf16_tuned_gemm", "small")).write_bytes(path.read_bytes())
     line = _out(capfd, *LINE, "output=small.csv").splitlines()[-1]
-    assert line == "see   gemmpipe show small.csv kernel=a16w16 | gemmpipe report small.csv kernel=a16w16"
+    assert line == "see   gemmpipe show small.csv kernel=a16w16; gemmpipe report small.csv kernel=a16w16"
     for command in line.removeprefix("see").split("|"):
         _out(capfd, *command.split()[1:])

@@ -131,7 +131,7 @@ def test_many_rows_are_the_best_and_the_worst_with_the_number_between() -> None:
 def test_the_next_commands_stay_whole_and_fill_the_lines() -> None:
     short = command_lines("last", 100, exports=["vllm"], shipped=True)
     assert [line.text for line in short] == [
-        "see   gemmpipe show last | gemmpipe report last | gemmpipe diff last shipped",
+        "see   gemmpipe show last; gemmpipe report last; gemmpipe diff last shipped",
         "      gemmpipe export last vllm",
     ]
     assert all(line.is_whole for line in short)
