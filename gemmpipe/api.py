@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gemmpipe.core.errors import EXIT_INTERRUPTED, GemmpipeError, UserError, short_repr
+from gemmpipe.core.events import counted
 from gemmpipe.core.files import MAX_MANIFEST_BYTES, read_object
 from gemmpipe.core.paths import RUNS
 from gemmpipe.core.shell import shell_join
@@ -27,7 +28,7 @@ _TEXT_COLUMNS = ("format", "bucket", "layer", "error", "reason")
 """Columns in which an empty cell is an empty text, not a missing number."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class RunResult:
     """The result of a run: its folder, selections, written files and exit code."""
 
@@ -108,6 +109,11 @@ class RunResult:
         from gemmpipe.report.reading import read_run
 
         return read_run(self.folder)
+
+    def __repr__(self) -> str:
+        own = self.table["format"].fillna("").eq("") if "format" in self.table else [True] * len(self.table)
+        chosen, unsolved = counted(int(sum(own)), "choice"), f", {len(self.unsolved):,} unsolved" * bool(self.unsolved)
+        return f"<gemmpipe {self.pipeline}: {chosen}{unsolved}, exit code {self.exit_code}, {self.folder}>"
 
     def _repr_html_(self) -> str:
         from gemmpipe.report.notebook import plain_run_html, run_html

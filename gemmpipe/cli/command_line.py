@@ -46,6 +46,7 @@ LINT = "lint"
 EXPORT = "export"
 WITH_PATHS = frozenset({LINT, EXPORT, "show", "diff", "report"})
 """The commands that take arguments without a key: paths, and names of runs."""
+_WITHOUT_PATHS = ("runs", "demo")
 _ENGINE_FILE = re.compile(r"(.*/)?[EN]=[^/]*|.*\.json")
 _MODES = ("--run", "--multirun", "--cfg", "--info", "--shell-completion", "--hydra-help")
 
@@ -107,8 +108,9 @@ def _second_word(first: str, argument: str, overrides: Sequence[str], rest: Sequ
         return UserError(f"{first} {argument}: a key and its value are one argument: {first}={argument}")
     if first not in WITH_PATHS and not is_recipe(first) and (close := suggest(first, WITH_PATHS)):
         return UserError(f"{first}: no such command{close}")
+    what = f"no option of '{first}'" if first in _WITHOUT_PATHS else f"the pipeline is '{first}' already"
     return _unquoted(argument, overrides, rest) or UserError(
-        f"{argument}: the pipeline is '{first}' already; expected {_as_key(first, argument, rest)}"
+        f"{argument}: {what}; expected {_as_key(first, argument, rest)}"
     )
 
 

@@ -132,7 +132,15 @@ def _wrong_key(cause: OmegaConfBaseException, options: Mapping[str, Sequence[str
     place = key.rsplit(".", 1)[0] if "." in key else ""
     if place in options and last in options[place] and "_target_" not in parent:  # a group that takes several options
         return f"{key}: '{last}' is not chosen; {place}=[{','.join([*known, last])}] adds it"
+    if key.lower() in _SIZES:
+        return (
+            f"{key}: no such key; values of M are shapes.nsets=[1,64], other sizes shapes=list shapes.items=[[M,N,K]]"
+        )
     return f"{key}: no such key{suggest_or_list(last, known)}"
+
+
+_SIZES = ("m", "n", "k", "tokens", "rows", "batch_size", "batch_sizes")
+"""Names that people type for the sizes of problems."""
 
 
 def _hydra_message(error: BaseException) -> str:

@@ -18,9 +18,10 @@ HELP = """gemmpipe runs [n=20] [pipeline=NAME] [json=true]
 
 Lists the runs under outputs/runs of this folder, newest first; the runs of a sweep stand together. `problems` counts
 solved problems of all, or those that were tuned already (reused) where nothing had to be timed. A state is finished,
-interrupted (Ctrl-C or a signal), running (a process writes its journal) or killed (its process ended without a
-manifest); resume=FOLDER continues an interrupted or a killed run. `arguments` is what was typed after the pipeline's
-name, which the folder begins with.
+partial (some problems are not solved: the budget ended, or no candidate was valid), failed (none is), interrupted
+(Ctrl-C or a signal), running (a process writes its journal) or killed (its process ended without a manifest);
+resume=FOLDER continues a partial, an interrupted or a killed run. `wall` is the time of all sessions, `arguments` what
+was typed after the pipeline's name, which the folder begins with.
 
   n=20            the number of runs to list; 0 for all
   pipeline=tune   the runs of one pipeline only
@@ -107,8 +108,8 @@ def _columns(names: Sequence[str], runs: Sequence[RunFolder | None]) -> list[Col
         texts("shapes", (run.shapes if run else "" for run in runs), 3),
         texts("device", (run.device if run else "" for run in runs), 4),
         numbers("problems", (_problems(run) if run else "" for run in runs), 7),
-        texts("state", (run.state if run else "" for run in runs), 0),
-        numbers("wall", (duration_text(run.wall_s) if run else "" for run in runs), 6),
+        texts("state", (_state(run) if run else "" for run in runs), 0),
+        numbers("wall", (duration_text(run.total_s) if run else "" for run in runs), 6),
         texts("arguments", (_arguments(run) if run else "" for run in runs), 8),
     ]
 
@@ -116,6 +117,15 @@ def _columns(names: Sequence[str], runs: Sequence[RunFolder | None]) -> list[Col
 def _arguments(run: RunFolder) -> str:
     """What was typed after `gemmpipe PIPELINE`, which the folder names: it says most about a run in few characters."""
     return printable(run.command).removeprefix("gemmpipe ").removeprefix(run.pipeline).strip()
+
+
+def _state(run: RunFolder) -> str:
+    """The state; of a finished run that has not solved all of its problems, that it is partial or failed."""
+    if run.state != FINISHED or run.reused or not (run.folder / SELECTIONS).is_file() or run.solved >= run.problems:
+        return run.state
+    if run.solved:
+        return "partial"
+    return "failed" if run.exit_code else run.state
 
 
 def _problems(run: RunFolder) -> str:

@@ -90,7 +90,7 @@ def _texts(data: "RunData", wanted: Mapping[str, str], *, as_json: bool, most: i
     from gemmpipe.report import show_product, show_text
 
     if wanted:
-        shown = show_product.find_product(data, wanted)
+        shown = show_product.find_product(data, wanted, _OPTIONS)
         if as_json:
             return [json.dumps(show_product.as_object(shown), indent=2, default=str)]
         return list(show_product.product_lines(shown, terminal_width(), most))

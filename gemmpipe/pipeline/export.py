@@ -12,13 +12,13 @@ from gemmpipe.core.data import Device, Scalar
 from gemmpipe.core.device import NO_DEVICE
 from gemmpipe.core.errors import UserError, quoted_repr
 from gemmpipe.core.events import Events
-from gemmpipe.core.files import MAX_MANIFEST_BYTES, is_number, read_cells, read_object
+from gemmpipe.core.files import is_number, read_cells
 from gemmpipe.core.shell import shell_join
 from gemmpipe.family import Family, load_family
 from gemmpipe.formats import Format, Target
 from gemmpipe.formats.native import NativeCsv
 from gemmpipe.pipeline.manifest import device_of
-from gemmpipe.report.run_folder import nothing_timed
+from gemmpipe.report.run_folder import nothing_timed, read_manifest
 from gemmpipe.report.tables import TableSource
 from gemmpipe.stages.load import selections_frame
 from gemmpipe.tables.file_names import table_arguments
@@ -91,7 +91,7 @@ def choices_of_run(folder: Path, families: Collection[str]) -> Choices:
             resume = shell_join(["gemmpipe", f"resume={folder}"])
             hint = f"; {resume} continues it" if (folder / journal.NAME).is_file() else ""
             raise UserError(f"{folder}: no {name} there, expected the folder of a finished run{hint}")
-    manifest = read_object(folder / MANIFEST, MAX_MANIFEST_BYTES)
+    manifest = read_manifest(folder)
     config = manifest.get("config")
     config = config if isinstance(config, dict) else {}
     family = _family(config.get("kernel"), folder, families)

@@ -147,6 +147,15 @@ def _figures(plan: "Plan", tables: "Mapping[str, pd.DataFrame]") -> dict[str, ob
     return asdict(run_figures(product_results(tables["selections"], plan.family, plan.rooflines)))
 
 
+def _earlier_wall_s(run_dir: Path) -> float:
+    """The wall time of the run's earlier sessions that wrote a manifest: a run that is resumed costs all of them."""
+    with suppress(UserError):
+        former = read_manifest(run_dir)
+        seconds = (former.get("wall_s"), former.get("earlier_wall_s"))
+        return sum(float(each) for each in seconds if isinstance(each, int | float))
+    return 0.0
+
+
 def write(
     plan: "Plan",
     tables: "Mapping[str, pd.DataFrame]",
@@ -169,6 +178,7 @@ def write(
         "provenance": context.provenance,
         "exit_code": code,
         "wall_s": round(wall_s, 3),
+        "earlier_wall_s": round(_earlier_wall_s(plan.run_dir), 3),
         "account_s": {k: round(v, 3) for k, v in context.stage_seconds.items()},
         "resources": [
             {

@@ -21,13 +21,25 @@ def lists_only(plan: "Plan") -> bool:
     return bool(plan.chain) and {table for name in plan.chain for table in plan.stages[name].gives} == {"problems"}
 
 
-def problem_lines(plan: "Plan", problems: Sequence[Problem]) -> Iterator[str]:
+def problem_lines(plan: "Plan", problems: Sequence[Problem], tuned: Sequence[Problem]) -> Iterator[str]:
     """The problems as aligned columns (key columns that differ, calls, layer), and where all of them are.
 
-    Many problems are listed by product, with their Ms and the calls of each.
+    Many problems are listed by product, with their Ms and the calls of each. Where all are `tuned` already, these.
     """
-    if not problems:
-        return
+    if problems:
+        yield from _table_lines(plan, problems)
+        path = plan.run_dir / "problems.csv"
+        yield f"problems  {path}"
+        kernel = next((o for o in plan.overrides if o.startswith("kernel=")), f"kernel={plan.family.name}")
+        yield "tune them with: " + shell_join(["gemmpipe", kernel, "shapes=csv", f"shapes.path={path}"])
+    elif tuned:
+        yield from _table_lines(plan, tuned)
+        command = shell_join(["gemmpipe", *plan.overrides, "retune=true"])
+        yield f"all are tuned already, in {plan.output}; tune them again with: {command}"
+
+
+def _table_lines(plan: "Plan", problems: Sequence[Problem]) -> Iterator[str]:
+    """The rows of the problems, or of their products where they are many."""
     names = [column.name for column in plan.family.key_columns]
     shown = [
         name
@@ -47,10 +59,6 @@ def problem_lines(plan: "Plan", problems: Sequence[Problem]) -> Iterator[str]:
         yield f"  {numbers}  {row[-1]}".rstrip()
     if len(groups) > _MAX_ROWS:
         yield f"  ... and {count_text(len(groups) - _MAX_ROWS)} more"
-    path = plan.run_dir / "problems.csv"
-    yield f"problems  {path}"
-    kernel = next((o for o in plan.overrides if o.startswith("kernel=")), f"kernel={plan.family.name}")
-    yield "tune them with: " + shell_join(["gemmpipe", kernel, "shapes=csv", f"shapes.path={path}"])
 
 
 def _cells(problems: Sequence[Problem], shown: Sequence[str], family: "Family") -> list[str]:

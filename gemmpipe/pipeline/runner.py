@@ -184,11 +184,13 @@ def _run_stage(plan: Plan, name: str, tables: StageTables, context: Context) -> 
     if not type(stage).__module__.startswith("gemmpipe."):
         tables = {**tables, "problems": problem_frame(plan.family, context.problems)}
     start = time.monotonic()
-    with context.time_account.timed(name):
-        result = dict(stage.run(tables, context))
+    try:
+        with context.time_account.timed(name):
+            result = dict(stage.run(tables, context))
+    finally:  # also of a stage that is interrupted
+        context.stage_seconds[f"{name}_s"] = context.stage_seconds.get(f"{name}_s", 0.0) + time.monotonic() - start
     if "problems" in result:
         context.problems[:] = problems_of(plan.family, result.pop("problems"))
-    context.stage_seconds[f"{name}_s"] = context.stage_seconds.get(f"{name}_s", 0.0) + time.monotonic() - start
     return result
 
 
@@ -252,7 +254,7 @@ def run(plan: Plan, events: Events) -> int:
         wall_s = time.monotonic() - started
         resources = usages(context, wall_s)
         manifest.write(plan, tables, context, resources, wall_s, code)
-        for line in problem_lines(plan, context.problems) if lists_only(plan) else ():
+        for line in problem_lines(plan, context.problems, context.already_tuned) if lists_only(plan) else ():
             events.emit("line", line)
         summary.report_run(plan, tables, context, resources, wall_s, code, stopped_early=stopped_early)
     if plan.report:

@@ -118,6 +118,9 @@ class RunData:
     has_times: bool = False
     """True if rows of the journal have times."""
     wall_s: float | None = None
+    """Seconds of the last session."""
+    total_s: float | None = None
+    """Seconds of all sessions; None where it is not known."""
     started: str = ""
     command: str = ""
     exit_code: int | None = None

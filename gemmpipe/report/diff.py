@@ -118,6 +118,14 @@ class Difference:
         return sum(pair.changed_winner for pair in self.pairs)
 
     @property
+    def of_other_devices(self) -> int:
+        """New and lost rows that were timed on a device of which the other side has no row."""
+        before, after = ({(c.gfx, c.cu_num) for c in side.choices} for side in (self.before, self.after))
+        return sum((c.gfx, c.cu_num) not in before for c in self.new) + sum(
+            (c.gfx, c.cu_num) not in after for c in self.lost
+        )
+
+    @property
     def frame(self) -> "pd.DataFrame":
         """One row per pair: the key, `verdict`, times in microseconds, the ratio after over before, the winners."""
         import pandas as pd

@@ -70,6 +70,8 @@ def summary_line(found: Difference) -> str:
     """The counts in one line."""
     verdicts = ", ".join(f"{found.counts[verdict]:,} {verdict}" for verdict in VERDICTS)
     rest = f"{len(found.new):,} new, {len(found.lost):,} lost, {found.changed_winners:,} with another winner"
+    if found.of_other_devices:
+        rest += f" ({found.of_other_devices:,} of the new and lost are of a device of one side alone)"
     return f"{counted(len(found.pairs), 'product')} compared: {verdicts}; {rest}"
 
 

@@ -60,7 +60,10 @@ def _figure_cards(data: RunData, figures: RunFigures) -> Iterator[tuple[str, str
     if figures.noise_pct is not None:
         yield percent_text(figures.noise_pct / 100), "timing noise, median"
     if data.wall_s:
-        yield duration_text(data.wall_s), "wall time" + (" of the last session" if data.sessions > 1 else "")
+        yield (
+            duration_text(data.total_s or data.wall_s),
+            "wall time" + (" of all sessions" if data.sessions > 1 else ""),
+        )
     if temperatures := [float(c["temperature_c"]) for c in data.conditions if c.get("temperature_c")]:
         yield f"{min(temperatures):.0f} to {max(temperatures):.0f} C", "temperature of the device"
 

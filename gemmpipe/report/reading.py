@@ -75,6 +75,7 @@ def read_run(folder: Path, *, importable: frozenset[str] = frozenset()) -> RunDa
         captured=_is_captured(config),
         has_times=any(entry.t_s is not None for entry in record.log),
         wall_s=_last_t_s(record) if facts.state == KILLED else facts.wall_s or None,
+        total_s=facts.total_s or None,
         started=facts.started,
         command=printable(facts.command),
         exit_code=facts.exit_code,
@@ -97,6 +98,12 @@ def _family(record: Record, manifest: Mapping[str, Any], folder: Path, importabl
     if not record.problems:
         if reason := nothing_timed(folder):
             raise UserError(f"{folder}: {reason}")
+        if (folder / SELECTIONS).is_file():
+            path = folder / journal.NAME
+            raise UserError(
+                f"{path}: no row of a problem, although the run has ended: the file is damaged; "
+                f"{SELECTIONS} beside it and the run's tables still hold the choices"
+            )
         raise UserError(f"{folder}: no problems in its journal yet; expected a run that has begun to time")
     name = str(record.problems[0]["id"]).split(" ")[0]
     config = manifest.get("config")

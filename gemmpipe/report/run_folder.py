@@ -54,6 +54,8 @@ class RunFolder:
     problems: int
     wall_s: float
     """Of the last session; up to its last journal row where it has not ended."""
+    total_s: float
+    """Of all sessions: `wall_s`, and that of earlier sessions that ended."""
     command: str
     sweep: Path | None
     """The folder of the sweep that the run is part of."""
@@ -87,8 +89,12 @@ def _job_number(folder: Path) -> tuple[int, str]:
 
 
 def read_manifest(folder: Path) -> dict[str, object]:
-    """The manifest of a run. Raises UserError if there is none or it is not a JSON object."""
-    return read_object(folder / MANIFEST, MAX_MANIFEST_BYTES)
+    """The manifest of a run. Raises UserError, which names the command that writes it again, for a damaged one."""
+    try:
+        return read_object(folder / MANIFEST, MAX_MANIFEST_BYTES)
+    except UserError as error:
+        resume = shell_join(["gemmpipe", f"resume={folder}"])
+        raise UserError(f"{error}: the file is damaged; {resume} writes it again") from None
 
 
 def read_session(folder: Path) -> Mapping[str, object]:
@@ -112,6 +118,9 @@ def describe_run(folder: Path) -> RunFolder:
     typed = [_text(each) for each in overrides] if isinstance(overrides, list) else []
     started = _text(session.get("time"))
     code = manifest.get("exit_code")
+    ended = manifest if state in (FINISHED, INTERRUPTED) else {}
+    wall_s = _wall_s(folder, ended, started, running=state == RUNNING)
+    earlier_s = manifest.get("earlier_wall_s" if ended else "wall_s")
     return RunFolder(
         folder=folder,
         pipeline=pipeline,
@@ -123,7 +132,8 @@ def describe_run(folder: Path) -> RunFolder:
         device=_device_name(session),
         solved=solved,
         problems=problems,
-        wall_s=_wall_s(folder, manifest if state in (FINISHED, INTERRUPTED) else {}, started, running=state == RUNNING),
+        wall_s=wall_s,
+        total_s=wall_s + (float(earlier_s) if isinstance(earlier_s, int | float) else 0.0),
         command=shell_join(["gemmpipe", pipeline, *typed]),
         sweep=folder.parent if (folder.parent / SWEEP).is_file() else None,
         reused=_whole(_reused(manifest).get("problems")),

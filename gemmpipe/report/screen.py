@@ -35,6 +35,7 @@ from gemmpipe.report.speedup import (
     is_equal,
     library_cell,
     no_gain_text,
+    paired_text,
     shared_text,
     speedup_cell,
     spread_text,
@@ -85,6 +86,8 @@ def screen_lines(facts: RunFacts, figures: RunFigures, products: "pd.DataFrame",
     lines += _library_lines(figures, products)
     if no_gain := no_gain_text(products.to_dict("records")):
         lines.append(styled("  ", (f"{no_gain}; retune=true times them again", WARN)))
+    if paired := paired_text(products.to_dict("records")):
+        lines.append(styled("  ", (paired, DIM)))
     if shared := shared_text(products["policy"]):
         lines.append(styled("  ", (f"{shared}; retune=true repeats them", WARN)))
     return [*lines, *_attention_lines(facts, figures, products, family)]

@@ -1,6 +1,6 @@
 """One product of a run as text: its candidates by time, its finals, and why others left."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,15 +40,18 @@ class ShownProduct:
     """None in a table, which holds choices alone."""
 
 
-def find_product(data: RunData, wanted: Mapping[str, str]) -> ShownProduct:
+def find_product(data: RunData, wanted: Mapping[str, str], options: Iterable[str] = ()) -> ShownProduct:
     """The only product with these values of key columns; names in any case, dtypes with or without `torch.`.
+
+    `options`: the other words of the command, for the message of an unknown one.
 
     Raises UserError for an unknown column, for no product and for several.
     """
     names = {column.name.lower(): column.name for column in data.family.key_columns}
     for key in wanted:
         if key.lower() not in names:
-            raise UserError(f"show: {key}: no key column of {data.family.name}{suggest_or_list(key, names.values())}")
+            known = [*names.values(), *options]
+            raise UserError(f"show: {key}: no option or key column of {data.family.name}{suggest_or_list(key, known)}")
     parts = by_problem(data.trials)
     rows = {str(row["problem"]): row for row in records(data.products)}
     found = [name for name in dict.fromkeys([*rows, *parts]) if _matches(name, wanted)]

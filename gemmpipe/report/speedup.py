@@ -4,6 +4,7 @@ A speed-up has three digits. `~` in front of it (about) means that its times wer
 device; parentheses, that it is over a conversion of the operands by torch, which is no library's product.
 """
 
+import math
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -28,6 +29,8 @@ Row = Mapping[Hashable, Any]
 """A row of `results.product_results`."""
 ABOUT = "~"
 _EQUAL = "1.00x"
+_UNEVEN = 1.05
+"""Quotients that differ by more from a paired speed-up are explained: the machine's speed changed between rounds."""
 
 
 def marked_speedup_text(speedup: float | None, *, shared: bool) -> str:
@@ -101,6 +104,19 @@ def no_gain_text(rows: Iterable[Row]) -> str:
             f"{equal:,} not told apart from it" if slower else f"{counted(equal, 'choice')} not told apart from {path}"
         )
     return f"{', '.join(parts)} (same rounds)" if parts else ""
+
+
+def paired_text(rows: Iterable[Row]) -> str:
+    """How many speed-ups differ from the quotient of the times beside them by over 5 %, and why; empty for none."""
+    count = 0
+    for row in rows:
+        us, library_us, speedup = row["us"], row["library_us"], row["speedup"]
+        if us and library_us and speedup and us == us and library_us == library_us and speedup == speedup:
+            count += row["library"] != NO_LIBRARY and abs(math.log(library_us / us / speedup)) > math.log(_UNEVEN)
+    if not count:
+        return ""
+    differ = "speed-up differs" if count == 1 else "speed-ups differ"
+    return f"{count:,} {differ} from library / time by over 5 %: a speed-up compares rounds in which both ran"
 
 
 def conversion_reasons(rows: Iterable[Row], family: "Family", limit_pct: int | None) -> Iterator[tuple[str, str]]:

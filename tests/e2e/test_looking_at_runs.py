@@ -191,7 +191,7 @@ def test_mlflow_has_parameters_metrics_and_files(site: Path, monkeypatch: pytest
         (["runs", "jsn=true"], "runs: jsn: no such option; did you mean 'json'?"),
         (["show", "nope"], "show: nope: no such folder; expected the folder of a run, or 'last'"),
         (["show", "nope.csv"], "show: nope.csv: no such file"),
-        (["show", "last", "q=4"], "show: q: no key column of a16w16"),
+        (["show", "last", "q=4"], "show: q: no option or key column of a16w16"),
         (["show", "last", "n=64"], "show: 2 products with n=64"),
         (["show", "last", "m=5"], "show: no product with m=5"),
         (["show", "last", "last"], "show: last: a second run"),
@@ -246,7 +246,7 @@ def test_a_run_that_had_nothing_to_time_says_where_the_choices_are(
     assert main([f"reuse={folder}"]) == 2
     assert reason in capfd.readouterr().err
     assert str(timed) in _out(capfd, "show", "last"), "the last run with choices"
-    assert _out(capfd, *shown[-1].removeprefix("see   gemmpipe ").split(" | ")[0].split()).startswith("a16w16")
+    assert _out(capfd, *shown[-1].removeprefix("see   gemmpipe ").split("; ")[0].split()).startswith("a16w16")
 
 
 def test_the_next_commands_give_the_kernel_of_a_table_whose_name_does_not(
@@ -258,5 +258,5 @@ def test_the_next_commands_give_the_kernel_of_a_table_whose_name_does_not(
         (site / path.name.replace("bf16_tuned_gemm", "small")).write_bytes(path.read_bytes())
     line = _out(capfd, *LINE, "output=small.csv").splitlines()[-1]
     assert line == "see   gemmpipe show small.csv kernel=a16w16; gemmpipe report small.csv kernel=a16w16"
-    for command in line.removeprefix("see").split("|"):
+    for command in line.removeprefix("see").split(";"):
         _out(capfd, *command.split()[1:])
