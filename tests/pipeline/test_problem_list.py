@@ -56,3 +56,17 @@ def test_other_key_columns_appear_where_they_differ(folder: Path, capsys: pytest
         ["1", "64", "64", "True", "1"],
         ["2", "64", "64", "False", "1"],
     ]
+
+
+def test_problems_that_are_all_tuned_are_listed_with_the_command_that_tunes_them_again(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    small = ["kernel=a16w16", "shapes=list", "shapes.items=[[1,64,64]]"]
+    assert main(["tune", "device=cpu", *small, "timer@stages.bench.timer=quick"]) == 0
+    lines = _lines(*small, capsys=capsys)
+    assert any(line.split()[:3] == ["1", "64", "64"] for line in lines)
+    (again,) = [line for line in lines if "all are tuned already" in line]
+    command = shlex.split(again.partition("tune them again with: ")[2])
+    assert command[0] == "gemmpipe"
+    assert main(command[1:]) == 0
+    assert "1 of 1 problem tuned" in capsys.readouterr().out

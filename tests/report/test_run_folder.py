@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from gemmpipe.cli.run_list import lines
+from gemmpipe.core.errors import UserError
 from gemmpipe.core.paths import RUNS
 from gemmpipe.report.run_folder import (
     FINISHED,
@@ -16,6 +17,7 @@ from gemmpipe.report.run_folder import (
     RUNNING,
     describe_run,
     groups,
+    read_manifest,
     run_folders,
 )
 
@@ -116,3 +118,31 @@ def test_damaged_files_leave_facts_empty(text: str) -> None:
     found = describe_run(path)
     assert (found.solved, found.device) == (0, "")
     assert found.command.isprintable()
+
+
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize(("solved", "code", "state"), [(2, 0, "finished"), (1, 0, "partial"), (0, 1, "failed")])
+def test_the_list_tells_a_run_that_solved_less_from_one_that_solved_all(solved: int, code: int, state: str) -> None:
+    folder = _run("2026-11-23_09-00-00", code)
+    (folder / "problems.csv").write_text("problem\na\nb\n")
+    (folder / "selections.csv").write_text("problem,format\n" + "a,\n" * solved)
+    _, row = lines({folder: describe_run(folder)}, 60)
+    assert state in row.split()
+
+
+@pytest.mark.usefixtures("folder")
+def test_the_time_of_a_run_is_that_of_all_its_sessions() -> None:
+    folder = _run("2026-11-23_09-00-00")
+    manifest = {**json.loads((folder / "manifest.json").read_text()), "wall_s": 2.5, "earlier_wall_s": 12.5}
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    found = describe_run(folder)
+    assert (found.wall_s, found.total_s) == (2.5, 15.0)
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_cut_manifest_is_named_with_the_command_that_writes_it_again() -> None:
+    folder = _run("2026-11-23_09-00-00")
+    text = (folder / "manifest.json").read_text()
+    (folder / "manifest.json").write_text(text[: len(text) // 2])
+    with pytest.raises(UserError, match=f"damaged; gemmpipe resume={folder} writes it again"):
+        read_manifest(folder)

@@ -17,7 +17,7 @@ from gemmpipe.report.reading import read_run
 from gemmpipe.report.results import product_results, run_figures
 from gemmpipe.report.screen import RunFacts, choice_lines, memory_option_lines, screen_lines
 from gemmpipe.report.show_text import as_object, not_done_lines, run_lines
-from gemmpipe.report.speedup import conversion_reasons, no_gain_text, shared_text
+from gemmpipe.report.speedup import conversion_reasons, no_gain_text, paired_text, shared_text
 from gemmpipe.report.tables import read_tables, table_source
 from gemmpipe.tables import store
 from gemmpipe.tables.merge import Row
@@ -165,3 +165,13 @@ def test_three_of_a_kind_of_what_is_not_done_are_listed(tmp_path: Path) -> None:
     assert listed[:3] == [f"{what}: a8w8_blockscale M={m} (backend=[...] or a wider space)" for m in (1, 2, 3)]
     assert listed[3:] == [f"{what}: 6 more; json=true lists them"]
     assert len([row for row in as_object(data)["not_done"] if row["what"] == what]) == 9  # type: ignore[attr-defined]
+
+
+def test_a_speed_up_that_the_times_beside_it_contradict_is_explained() -> None:
+    even, uneven = _row(16, 10.0, 20.0, ratio=0.5), _row(64, 10.0, 20.0, ratio=0.6)
+    assert paired_text(product_results(pd.DataFrame([even]), BLOCKSCALE).to_dict("records")) == ""
+    rows = [even, uneven]
+    assert paired_text(product_results(pd.DataFrame(rows), BLOCKSCALE).to_dict("records")).startswith(
+        "1 speed-up differs"
+    )
+    assert any("1 speed-up differs from library / time" in line for line in _last_screen(rows))
