@@ -249,6 +249,7 @@ def run(plan: Plan, events: Events) -> int:
         except Interrupted as stopped:
             tables = finish_completed(plan, tables, context)
             code, stopped_early = stopped.exit_code, True
+            _emit_saved(plan, events)
         with context.time_account.timed("write"):
             manifest.write_tables(plan, tables, context.problems)
         wall_s = time.monotonic() - started
@@ -260,6 +261,12 @@ def run(plan: Plan, events: Events) -> int:
     if plan.report:
         _write_report(plan, events)  # after the journal is closed: the run has ended
     return code
+
+
+def _emit_saved(plan: Plan, events: Events) -> None:
+    """Say what a run that stops has on the disk."""
+    kept = counted(journals.read(plan.run_dir).count, "finished trial")
+    events.emit("line", f"saved {kept} in {plan.run_dir / journals.NAME}")
 
 
 def _write_report(plan: Plan, events: Events) -> None:

@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import random
+import re
 import signal
 import sys
 import tempfile
@@ -122,6 +123,7 @@ def test_ctrl_c_finishes_the_work_in_hand_and_resume_goes_on(start: Start, site:
     assert "interrupted: running jobs get 10 s to finish, then results are saved; Ctrl-C again stops at once" in error
     assert error.endswith("gemmpipe: interrupted; resume with 'gemmpipe resume=last'\n")
     assert "gemmpipe resume=" not in out, "the error names the command"
+    assert re.search(r"^saved \d+ finished trials in \S+/trials.jsonl$", out, re.MULTILINE)
     assert started.gone()
     # What was finished is in the table already.
     done = [row["problem"] for row in site.rows() if row["row"] == "done"]
