@@ -9,6 +9,7 @@ from gemmpipe.backends import Backend
 from gemmpipe.core.data import Device
 from gemmpipe.core.device import DeviceChoice
 from gemmpipe.core.errors import EnvironmentProblem, UserError
+from gemmpipe.core.events import Events
 from gemmpipe.core.paths import unwritable_reason
 from gemmpipe.executors import Executor
 from gemmpipe.family import Family, KernelDefaults
@@ -86,20 +87,21 @@ def engine_targets_of(plan: Plan) -> tuple[EngineTarget, ...]:
     return tuple(target for name in names for target in plan.stages[name].engine_targets(plan.family, plan.formats))
 
 
-def without_unavailable_functions(plan: Plan, device: Device) -> tuple[Plan, str]:
-    """(plan, warning): without the formats of engines whose functions this device cannot run; else as it is.
+def without_unavailable_functions(plan: Plan, device: Device, events: Events) -> Plan:
+    """The plan without the formats of engines whose functions this device cannot run, with a warning; else as it is.
 
     Raises UserError if no other format is left.
     """
     reasons = {t.name: why for t in engine_targets_of(plan) if (why := t.implementation.unavailable(device))}
     if not reasons:
-        return plan, ""
+        return plan
     names = ", ".join(reasons)
     kept = {name: each for name, each in plan.formats.items() if name not in reasons}
     why = f"format: {names}: its functions cannot be timed here ({next(iter(reasons.values()))})"
     if not kept:
         raise UserError(f"{why}; expected a GPU, or format=[csv] for the tuned table")
-    return replace(plan, formats=kept), f"{why}: left out"
+    events.emit("warning", f"{why}: left out")
+    return replace(plan, formats=kept)
 
 
 def check_chain(plan: Plan, reused: Record | None) -> None:

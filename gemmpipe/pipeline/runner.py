@@ -219,10 +219,8 @@ def run(plan: Plan, events: Events) -> int:
     reused = journals.read(Path(plan.reuse)) if plan.reuse else None
     check_chain(plan, reused)
     devices = _devices(plan, reused)
-    plan, left_out = without_unavailable_functions(plan, devices[0])
+    plan = without_unavailable_functions(plan, devices[0], events)
     check_outputs(plan)
-    if left_out:
-        events.emit("warning", left_out)
     for line in unused_variables().values():
         events.emit("warning", line)
     with ExitStack() as stack:
