@@ -11,7 +11,16 @@ from gemmpipe.cli.commands import options
 from gemmpipe.core.errors import UserError, printable, suggest_or_list
 from gemmpipe.core.paths import RUNS
 from gemmpipe.core.units import duration_text
-from gemmpipe.report.run_folder import FINISHED, SELECTIONS, RunFolder, describe_run, groups, run_folders
+from gemmpipe.report.run_folder import (
+    FINISHED,
+    KILLED,
+    SELECTIONS,
+    RunFolder,
+    damage,
+    describe_run,
+    groups,
+    run_folders,
+)
 from gemmpipe.report.text_table import Column, aligned, terminal_width
 
 HELP = """gemmpipe runs [n=20] [pipeline=NAME] [json=true]
@@ -19,9 +28,9 @@ HELP = """gemmpipe runs [n=20] [pipeline=NAME] [json=true]
 Lists the runs under outputs/runs of this folder, newest first; the runs of a sweep stand together. `problems` counts
 solved problems of all, or those that were tuned already (reused) where nothing had to be timed. A state is finished,
 partial (some problems are not solved: the budget ended, or no candidate was valid), failed (none is), interrupted
-(Ctrl-C or a signal), running (a process writes its journal) or killed (its process ended without a manifest);
-resume=FOLDER continues a partial, an interrupted or a killed run. `wall` is the time of all sessions, `arguments` what
-was typed after the pipeline's name, which the folder begins with.
+(Ctrl-C or a signal), running (a process writes its journal), killed (its process ended without a manifest) or damaged
+(its manifest.json cannot be read); resume=FOLDER continues all but finished and running ones. `wall` is the time of all
+sessions, `arguments` what was typed after the pipeline's name, which the folder begins with.
 
   n=20            the number of runs to list; 0 for all
   pipeline=tune   the runs of one pipeline only
@@ -120,7 +129,9 @@ def _arguments(run: RunFolder) -> str:
 
 
 def _state(run: RunFolder) -> str:
-    """The state; of a finished run that has not solved all of its problems, that it is partial or failed."""
+    """The state, or that its manifest is damaged; partial or failed for a finished run that did not solve all."""
+    if run.state == KILLED and damage(run.folder):
+        return "damaged"
     if run.state != FINISHED or run.reused or not (run.folder / SELECTIONS).is_file() or run.solved >= run.problems:
         return run.state
     if run.solved:

@@ -78,7 +78,7 @@ WITH_PRODUCTS = Condition(run="run with products", dated_by=JOURNAL, holds=_has_
 """For `report`: also a run that has not ended."""
 TO_WATCH = Condition(run="run with products", dated_by=JOURNAL, holds=_has_products_or_runs)
 """For `report --watch`: also a run that still lists its problems."""
-RESUMABLE = Condition(run="run with a journal", dated_by=JOURNAL, holds=can_resume)
+RESUMABLE = Condition(run="run that can be resumed", dated_by=JOURNAL, holds=can_resume)
 """For `resume=` and `reuse=`: runs that ended without a problem do not count."""
 WITH_OWN_RESULTS = Condition(run="finished run", dated_by=MANIFEST, holds=_has_own_results)
 ENDED = Condition(run="finished run", dated_by=MANIFEST, holds=lambda folder: True)

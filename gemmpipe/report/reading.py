@@ -24,6 +24,7 @@ from gemmpipe.report.run_folder import (
     INTERRUPTED,
     KILLED,
     SELECTIONS,
+    damage,
     describe_run,
     nothing_timed,
     read_manifest,
@@ -83,7 +84,12 @@ def read_run(folder: Path, *, importable: frozenset[str] = frozenset()) -> RunDa
         provenance={folder.name: _provenance(manifest, record)},
         config=config if isinstance(config, dict) else None,
         files=_texts(manifest.get("files")),
-        notes=[*_replay_notes(manifest), *notes, *_reading_notes(record, trials, facts.state)],
+        notes=[
+            *_replay_notes(manifest),
+            *([f"{damaged}."] if (damaged := damage(folder)) else []),
+            *notes,
+            *_reading_notes(record, trials, facts.state),
+        ],
     )
 
 

@@ -97,6 +97,16 @@ def read_manifest(folder: Path) -> dict[str, object]:
         raise UserError(f"{error}: the file is damaged; {resume} writes it again") from None
 
 
+def damage(folder: Path) -> str:
+    """What is wrong with a manifest that cannot be read, and the command that writes it again; empty for none."""
+    if (folder / MANIFEST).is_file():
+        try:
+            read_manifest(folder)
+        except UserError as error:
+            return str(error)
+    return ""
+
+
 def read_session(folder: Path) -> Mapping[str, object]:
     """The first row of a run's journal: time, device, versions; empty for a missing or damaged one."""
     with contextlib.suppress(OSError, ValueError, UserError, RecursionError):

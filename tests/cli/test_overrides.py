@@ -155,7 +155,7 @@ def test_runs_in_one_second_have_folders_of_their_own(plans: list[Plan]) -> None
         (["--cfg", "job", "-m"], "--cfg: cannot be combined with --multirun"),
         (["kernel=a16w16", "-sc"], "-sc: expected install=bash"),
         (["gone.yaml"], "gone.yaml: cannot be read"),
-        (["resume=last"], "resume=last: no run with a journal under outputs/runs"),
+        (["resume=last"], "resume=last: no run that can be resumed under outputs/runs"),
         (["reuse=nowhere"], "reuse=nowhere: no such folder"),
         (["output=${nope}"], "output: Interpolation key 'nope' not found"),
         (["search._target_=os.system"], "search._target_: os.system: a class outside gemmpipe"),

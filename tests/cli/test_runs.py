@@ -51,7 +51,7 @@ def test_last_includes_runs_stopped_before_the_first_problem(plans: list[Plan], 
     (plans[0].run_dir / "trials.jsonl").write_text('{"row":"session"}\n')
     for text in ("no JSON", "[]", '{"exit_code": 2}'):
         (plans[0].run_dir / "manifest.json").write_text(text)
-        assert "no run with a journal" in refusal("resume=last")
+        assert "no run that can be resumed" in refusal("resume=last")
     (plans[0].run_dir / "manifest.json").write_text('{"exit_code": 130}')
     assert main(["resume=last"]) == 0
     assert plans[1].run_dir == plans[0].run_dir

@@ -253,14 +253,14 @@ def test_a_journal_or_a_manifest_that_is_a_pipe_is_no_run(folder: Path, refusal:
     run = folder / "outputs" / "runs" / "tune" / "x"
     run.mkdir(parents=True)
     os.mkfifo(run / "trials.jsonl")
-    assert "no run with a journal" in refusal("resume=last")
+    assert "no run that can be resumed" in refusal("resume=last")
     (run / "trials.jsonl").unlink()
     (run / "trials.jsonl").write_text('{"row":"session"}\n')
     os.mkfifo(run / "manifest.json")
-    assert "no run with a journal" in refusal("resume=last")
+    assert "no run that can be resumed" in refusal("resume=last")
     (run / "manifest.json").unlink()
     (run / "manifest.json").write_text("[" * 20_000)
-    assert "no run with a journal" in refusal("resume=last")
+    assert "no run that can be resumed" in refusal("resume=last")
 
 
 ODD_CHOICES = {

@@ -136,10 +136,10 @@ def test_last_may_be_of_a_sweep_and_of_one_pipeline() -> None:
         ),
         (COMMANDS["report"][0], "report: last: no run with products under outputs/runs; expected the folder of a run"),
         (COMMANDS["load"][0], "load: last: no finished run under outputs/runs; expected the folder of a run"),
-        (COMMANDS["resume="][0], "resume=last: no run with a journal under outputs/runs; expected resume=DIR"),
+        (COMMANDS["resume="][0], "resume=last: no run that can be resumed under outputs/runs; expected resume=DIR"),
         (
             lambda: find_run("reuse", "last", "quick", False),
-            "reuse=last: no run with a journal under outputs/runs/quick; expected reuse=DIR",
+            "reuse=last: no run that can be resumed under outputs/runs/quick; expected reuse=DIR",
         ),
     ],
 )

@@ -146,3 +146,5 @@ def test_a_cut_manifest_is_named_with_the_command_that_writes_it_again() -> None
     (folder / "manifest.json").write_text(text[: len(text) // 2])
     with pytest.raises(UserError, match=f"damaged; gemmpipe resume={folder} writes it again"):
         read_manifest(folder)
+    _, row = lines({folder: describe_run(folder)}, 60)
+    assert "damaged" in row.split()
