@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from gemmpipe.core.errors import EXIT_INTERRUPTED, GemmpipeError, UserError, short_repr
 from gemmpipe.core.events import counted
 from gemmpipe.core.files import MAX_MANIFEST_BYTES, read_object
-from gemmpipe.core.paths import RUNS
+from gemmpipe.core.paths import MANIFEST, RUNS, SELECTIONS
 from gemmpipe.core.shell import shell_join
 
 if TYPE_CHECKING:
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from gemmpipe.report.data import RunData
     from gemmpipe.report.diff import Difference, DiffRules
 
-_MANIFEST = "manifest.json"
 _TEXT_COLUMNS = ("format", "bucket", "layer", "error", "reason")
 """Columns in which an empty cell is an empty text, not a missing number."""
 
@@ -205,12 +204,12 @@ def _path(argument: str, given: object) -> Path:
 def _result(folder: Path) -> RunResult:
     import pandas as pd
 
-    from gemmpipe.report.run_folder import REUSED, SELECTIONS
+    from gemmpipe.report.run_folder import REUSED
 
     folder = folder.absolute()
-    path = folder / _MANIFEST
+    path = folder / MANIFEST
     if not path.is_file():
-        raise UserError(f"{folder}: no {_MANIFEST}; expected a finished run (resume= continues an unfinished one)")
+        raise UserError(f"{folder}: no {MANIFEST}; expected a finished run (resume= continues an unfinished one)")
     manifest = read_object(path, MAX_MANIFEST_BYTES)
     tables = [path for name in (SELECTIONS, REUSED) if (path := folder / name).is_file()]
     try:

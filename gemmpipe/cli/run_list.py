@@ -9,18 +9,9 @@ from gemmpipe.cli import STDOUT, naming_write_errors
 from gemmpipe.cli.command_line import CommandLine
 from gemmpipe.cli.commands import options
 from gemmpipe.core.errors import UserError, printable, suggest_or_list
-from gemmpipe.core.paths import RUNS
+from gemmpipe.core.paths import RUNS, SELECTIONS
 from gemmpipe.core.units import duration_text
-from gemmpipe.report.run_folder import (
-    FINISHED,
-    KILLED,
-    SELECTIONS,
-    RunFolder,
-    damage,
-    describe_run,
-    groups,
-    run_folders,
-)
+from gemmpipe.report.run_folder import FINISHED, KILLED, RunFolder, damage, describe_run, groups, run_folders
 from gemmpipe.report.text_table import Column, aligned, terminal_width
 
 HELP = """gemmpipe runs [n=20] [pipeline=NAME] [json=true]

@@ -13,6 +13,7 @@ from typing import Any
 from gemmpipe.cli import tolerating_closed_pipes
 from gemmpipe.core.errors import UserError, printable
 from gemmpipe.core.files import MAX_MANIFEST_BYTES, read_object
+from gemmpipe.core.paths import MANIFEST
 from gemmpipe.core.shell import shell_join
 from gemmpipe.core.units import MISSING, duration_text
 from gemmpipe.report.lines import Line, folded
@@ -80,7 +81,7 @@ def table_lines(jobs: Sequence[tuple[SweepJob, int]], width: int) -> list[str]:
 def _manifest(folder: Path) -> Mapping[str, Any]:
     """The manifest of a job's run; empty for a job that failed before it wrote one."""
     with suppress(UserError, OSError):
-        return read_object(folder / "manifest.json", limit=MAX_MANIFEST_BYTES)
+        return read_object(folder / MANIFEST, limit=MAX_MANIFEST_BYTES)
     return {}
 
 

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gemmpipe.core.files import MAX_MANIFEST_BYTES, read_object
+from gemmpipe.core.paths import MANIFEST, SELECTIONS
 from gemmpipe.core.signals import Interrupted
 from gemmpipe.listeners import FINISHED, INTERRUPTED, Product, Regime, RunOutcome
 from gemmpipe.report.results import COMPARABLE, product_results, regime_results
-from gemmpipe.report.run_folder import MANIFEST, SELECTIONS
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -21,7 +21,7 @@ from gemmpipe import __version__
 from gemmpipe.core import schema
 from gemmpipe.core.data import Device, Problem, Status, Trial, median
 from gemmpipe.core.files import read_regular
-from gemmpipe.core.paths import PACKAGE, shipped, write_atomic
+from gemmpipe.core.paths import MANIFEST, PACKAGE, shipped, write_atomic
 from gemmpipe.family import Family, GemmSpec, load_family
 from gemmpipe.journal import Journal
 from gemmpipe.pipeline.build import build_option
@@ -118,7 +118,7 @@ def replay_demo(folder: Path, recording_path: Path = RECORDING) -> Demo:
         simulated_s=replay.now_s,
         wall_s=wall_s,
     )
-    write_atomic(folder / "manifest.json", json.dumps(_manifest(demo, recording, replay), indent=2) + "\n")
+    write_atomic(folder / MANIFEST, json.dumps(_manifest(demo, recording, replay), indent=2) + "\n")
     return demo
 
 

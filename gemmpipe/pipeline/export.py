@@ -13,6 +13,7 @@ from gemmpipe.core.device import NO_DEVICE
 from gemmpipe.core.errors import UserError, quoted_repr
 from gemmpipe.core.events import Events
 from gemmpipe.core.files import is_number, read_cells
+from gemmpipe.core.paths import MANIFEST, SELECTIONS
 from gemmpipe.core.shell import shell_join
 from gemmpipe.family import Family, load_family
 from gemmpipe.formats import Format, Target
@@ -29,7 +30,6 @@ from gemmpipe.tables.unite import entries_of
 if TYPE_CHECKING:
     import pandas as pd
 
-SELECTIONS, MANIFEST = "selections.csv", "manifest.json"
 _TEXT_COLUMNS = ("problem", "format", "bucket", "config", "kernelName", "policy", "run_id", "device", "layer", "reason")
 
 

@@ -15,7 +15,7 @@ from gemmpipe.core.data import Device, Problem, Scalar
 from gemmpipe.core.errors import UserError
 from gemmpipe.core.files import is_formula
 from gemmpipe.core.nvml import conditions
-from gemmpipe.core.paths import write_atomic
+from gemmpipe.core.paths import MANIFEST, PROBLEMS, write_atomic
 from gemmpipe.executors import Usage
 from gemmpipe.report.results import product_results, run_figures
 from gemmpipe.report.run_folder import REUSED, read_manifest
@@ -83,7 +83,7 @@ def write_tables(plan: "Plan", tables: "Mapping[str, pd.DataFrame]", problems: S
     """Write the run's tables and problems as CSV, and with `profile=` the trials of every candidate."""
     listed = problem_frame(plan.family, problems)
     if plan.reuse or any("problems" in plan.stages[name].gives for name in plan.chain):
-        write_atomic(plan.run_dir / "problems.csv", table_text(listed))
+        write_atomic(plan.run_dir / PROBLEMS, table_text(listed))
     for name, frame in tables.items():
         if name == "selections" and "select" not in plan.chain:
             continue  # they are in the tables that they were read from
@@ -198,4 +198,4 @@ def write(
         "reused": reused.as_object() if reused is not None else None,
         "files": tables["artifacts"]["file"].tolist() if "artifacts" in tables else [],
     }
-    write_atomic(plan.run_dir / "manifest.json", json.dumps(content, indent=2, default=str) + "\n")
+    write_atomic(plan.run_dir / MANIFEST, json.dumps(content, indent=2, default=str) + "\n")

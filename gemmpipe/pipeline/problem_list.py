@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from gemmpipe.core.data import Problem
+from gemmpipe.core.paths import PROBLEMS
 from gemmpipe.core.shell import shell_join
 from gemmpipe.core.units import count_text, ranges_text
 
@@ -28,7 +29,7 @@ def problem_lines(plan: "Plan", problems: Sequence[Problem], tuned: Sequence[Pro
     """
     if problems:
         yield from _table_lines(plan, problems)
-        path = plan.run_dir / "problems.csv"
+        path = plan.run_dir / PROBLEMS
         yield f"problems  {path}"
         kernel = next((o for o in plan.overrides if o.startswith("kernel=")), f"kernel={plan.family.name}")
         yield "tune them with: " + shell_join(["gemmpipe", kernel, "shapes=csv", f"shapes.path={path}"])

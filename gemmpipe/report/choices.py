@@ -11,10 +11,10 @@ from pathlib import Path
 from gemmpipe.core.data import is_plausible_time_us
 from gemmpipe.core.errors import UserError, printable, quoted_repr, shortened
 from gemmpipe.core.files import is_number, read_cells
+from gemmpipe.core.paths import SELECTIONS as SELECTIONS_FILE
 from gemmpipe.core.paths import shipped_tables
 from gemmpipe.core.schema import RESULT, SELECTIONS
 from gemmpipe.report.last_run import LAST, find_finished
-from gemmpipe.report.run_folder import SELECTIONS as SELECTIONS_FILE
 from gemmpipe.report.run_folder import nothing_timed, read_manifest
 from gemmpipe.tables.merge import Row, used_rows
 

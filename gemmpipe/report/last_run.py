@@ -12,20 +12,9 @@ from pathlib import Path
 
 from gemmpipe.core.errors import UserError
 from gemmpipe.core.files import read_cells
-from gemmpipe.core.paths import RUNS
+from gemmpipe.core.paths import MANIFEST, RUNS, SELECTIONS
 from gemmpipe.journal import NAME as JOURNAL
-from gemmpipe.report.run_folder import (
-    FINISHED,
-    MANIFEST,
-    REUSED,
-    RUNNING,
-    SELECTIONS,
-    SWEEP,
-    can_resume,
-    describe_run,
-    is_run,
-    run_folders,
-)
+from gemmpipe.report.run_folder import FINISHED, REUSED, RUNNING, SWEEP, can_resume, describe_run, is_run, run_folders
 
 LAST = "last"
 """The name of the newest run."""

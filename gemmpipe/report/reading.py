@@ -14,21 +14,13 @@ from gemmpipe.core.data import Trial, is_plausible_time_us
 from gemmpipe.core.errors import UserError, printable, shortened, suggest_or_list
 from gemmpipe.core.events import counted
 from gemmpipe.core.files import is_number, read_cells
+from gemmpipe.core.paths import SELECTIONS
 from gemmpipe.family import load_family, shipped_families
 from gemmpipe.journal import Record
 from gemmpipe.report.data import Excluded, Gated, Resource, RunData, TimedBuild, TimedTrial
 from gemmpipe.report.product_table import knob_text, product_frame
 from gemmpipe.report.provisional import provisional_rows
-from gemmpipe.report.run_folder import (
-    FINISHED,
-    INTERRUPTED,
-    KILLED,
-    SELECTIONS,
-    damage,
-    describe_run,
-    nothing_timed,
-    read_manifest,
-)
+from gemmpipe.report.run_folder import FINISHED, INTERRUPTED, KILLED, damage, describe_run, nothing_timed, read_manifest
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -16,11 +16,10 @@ from pathlib import Path
 
 from gemmpipe.core.errors import EXIT_INTERRUPTED, UserError
 from gemmpipe.core.files import MAX_MANIFEST_BYTES, open_regular, read_cells, read_object, read_regular
-from gemmpipe.core.paths import RUNS
+from gemmpipe.core.paths import MANIFEST, PROBLEMS, RUNS, SELECTIONS
 from gemmpipe.core.shell import shell_join
 from gemmpipe.journal import NAME as JOURNAL
 
-MANIFEST, SELECTIONS, PROBLEMS = "manifest.json", "selections.csv", "problems.csv"
 REUSED = "reused.csv"
 """The rows of a tuned table that answer a run whose problems were all tuned already."""
 FINISHED, INTERRUPTED, RUNNING, KILLED = "finished", "interrupted", "running", "killed"

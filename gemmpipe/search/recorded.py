@@ -12,6 +12,7 @@ from gemmpipe import journal
 from gemmpipe.core.data import BuildFacts, Candidate, Device, Problem, Scalar, Status, median
 from gemmpipe.core.errors import UserError, one_line, quoted_repr, shortened, suggest_or_list
 from gemmpipe.core.files import is_number, open_regular, read_cells, read_regular
+from gemmpipe.core.paths import MANIFEST
 from gemmpipe.family import KernelDefaults, load_family, shipped_families
 from gemmpipe.family.problem import make_problem
 from gemmpipe.journal.reading import checked_text
@@ -63,7 +64,7 @@ def condense(run_dir: Path, target: Path, backends: tuple[str, ...]) -> None:
     status, ticks of the median, [ticks of each sample above it]].
     """
     record = journal.read(run_dir)
-    manifest = json.loads(read_regular(run_dir / "manifest.json", "a run's manifest", _MAX_CHARACTERS))
+    manifest = json.loads(read_regular(run_dir / MANIFEST, "a run's manifest", _MAX_CHARACTERS))
     session = record.sessions[-1]
     spent = [r["busy_s"].get("first_launch", 0.0) for r in manifest["resources"]]
     header = {
