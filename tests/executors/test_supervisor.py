@@ -1,5 +1,6 @@
 """The candidate blamed when a worker dies, with real workers that really die."""
 
+import contextlib
 import os
 import re
 import signal
@@ -325,6 +326,13 @@ def _server() -> int:
     return int(vars(server)["_forkserver"]._forkserver_pid or 0)
 
 
+def _kill_server() -> None:
+    """Kill the forkserver if there is one; pid 0 would be this group of processes."""
+    if pid := _server():
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
 def _is_over(pid: int) -> bool:
     """True if a process has ended; its parent may not have waited for it yet."""
     try:
@@ -340,7 +348,8 @@ def _kill_as_they_start(supervisor: WorkerSupervisor, times: int) -> set[int]:
     while len(killed) < times and time.monotonic() < deadline:
         pid = supervisor._process._process.pid
         if pid not in killed and supervisor._process._process.alive:
-            os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
             killed.add(pid)
         supervisor.messages()
         time.sleep(0.01)
@@ -368,7 +377,7 @@ def test_a_worker_that_is_killed_at_every_start_is_a_one_line_error(make: Make) 
 def test_a_start_is_repeated_if_the_forkserver_is_killed(make: Make) -> None:
     """The requested fork fails, or no process is left with the worker's exit code."""
     os.kill(forkserver() and _server(), signal.SIGKILL)
-    killers = [threading.Timer(delay_s, lambda: os.kill(_server(), signal.SIGKILL)) for delay_s in (0.05, 0.5, 1.5)]
+    killers = [threading.Timer(delay_s, _kill_server) for delay_s in (0.05, 0.5, 1.5)]
     for killer in killers:
         killer.start()
     harness = make()
@@ -381,7 +390,7 @@ def test_a_worker_outlives_its_forkserver_and_ends_with_its_supervisor(make: Mak
     harness = make()
     harness.work(_screen("right"))
     pid = harness.supervisor._process._process.pid
-    os.kill(_server(), signal.SIGKILL)
+    _kill_server()
     harness.messages.clear()
     assert harness.work(_screen("right", "other", m=8)) == {"right": Status.OK, "other": Status.OK}
     assert harness.supervisor._process._process.pid == pid, "the same one"
@@ -389,7 +398,7 @@ def test_a_worker_outlives_its_forkserver_and_ends_with_its_supervisor(make: Mak
     assert harness.work(_screen("kill", "right", m=9)) == {"kill": Status.DIED, "right": Status.OK}
     assert _is_over(pid)
     pid = harness.supervisor._process._process.pid
-    os.kill(_server(), signal.SIGKILL)
+    _kill_server()
     harness.supervisor.close(kill=True)
     assert _is_over(pid), "it would keep using the device"
 
