@@ -9,7 +9,7 @@
     python tests/benchmarks/vllm_modes.py OUT --limit-s 150
 
 The backends are those whose rows the plug-in runs itself: a library's row would be answered by vLLM. Tables are those
-of `GEMMPIPE_CONFIG_<FAMILY>`, else those in OUT/tuned.
+of `GEMMPIPE_CONFIG_<FAMILY>`, then those in OUT/tuned.
 
 Models of two layers (fp8 by blocks, bf16, a mixture in fp8) with random weights, each mode in a process of its own with
 the plug-in off and on:
@@ -22,30 +22,31 @@ the plug-in off and on:
     lora      LoRA enabled: without a request for it, with an adapter, and without again
     sleep     sleep of level 1, of level 2 with the same weights loaded again, and with others
 
-The same prompts are answered after each step. `prefill` and `decode`: mean and largest difference of the
-log-probabilities of the 20 most likely tokens from the process with the plug-in off, after the same step; `tokens`:
-equal tokens of all. `off` and `on`: mean difference from the first step of the same process, 0 where the weights are
-the same, large where they are not: a step with stale weights fails in both. `keys`: products that tuned rows answered,
-and those that vLLM's kernels answered. Details are in OUT: logs, `modes.csv`, `modes.txt`, records.
+The same prompts are answered after each step. A line of the table is a process with the plug-in: `prefill` and `decode`
+are the mean and largest difference of the log-probabilities of the 20 most likely tokens from the process with the
+plug-in off, after the same step, of the worst step; `tokens`: equal tokens of all. `same` and `other`: how far the
+results moved from the first step of the same process, where the weights are the same (0) and where they are not
+(large): a step with stale weights fails in both. `keys`: products that tuned rows answered, and those that vLLM's
+kernels answered. A step that is not ok has a line of its own. Details are in OUT: `modes.csv` by step, `modes.txt`,
+logs, records.
 """
 
 import argparse
-import csv
 import gzip
 import json
 import os
 import re
 import signal
-import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from vllm_modes_report import Outcome, Run, report
 from vllm_small_models import SMALL, write_small
 
 CHILD = Path(__file__).with_name("vllm_modes_child.py")
@@ -70,38 +71,8 @@ TABLES = {
     "a16w16": "bf16_tuned_gemm.csv",
     "fmoe": "tuned_fmoe.csv",
 }
-EXPECTED = {
-    "dense_fp8": {"a8w8_blockscale", "a16w16"},
-    "dense_bf16": {"a16w16"},
-    "mixture_fp8": {"a8w8_blockscale", "a16w16", "fmoe"},
-}
-"""Families whose rows must answer; a16w16 is the output head in models in fp8."""
-MOE_FAMILY = "fmoe"
-CHANGED = {"updated", "loaded", "adapter", "replaced"}
-"""Steps with other weights than the first."""
-LIMITS = {"dense_fp8": 0.15, "dense_bf16": 0.15, "mixture_fp8": 0.4}
-"""Mean differences between plug-in off and on above which a step deviates: a router's choices differ by rounding."""
-OWN_LIMIT, CHANGED_LIMIT = 0.02, 0.5
-"""Of one process: above the first its weights changed, below the second they did not."""
-TOP, END_S, TAIL_LINES = 20, 8.0, 25
+END_S = 8.0
 ERROR_LINE = re.compile(r"(Error|Exception|error)\b.*:|CUDA error|out of memory")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Run:
-    """A process: a model in a mode, with the plug-in in a scope."""
-
-    model: str
-    mode: str
-    kind: str
-
-    @property
-    def name(self) -> str:
-        return f"{self.model}-{self.mode}-{self.kind}"
-
-    @property
-    def gpus(self) -> int:
-        return 2 if self.mode == "tp2" else 1
 
 
 @dataclass(kw_only=True)
@@ -111,15 +82,6 @@ class Running:
     process: subprocess.Popen[bytes]
     devices: list[str]
     started: float
-
-
-@dataclass(kw_only=True)
-class Outcome:
-    """What became of a run."""
-
-    record: dict[str, Any] = field(default_factory=dict)
-    error: str = ""
-    took_s: float = 0.0
 
 
 def planned(models: Sequence[str], modes: Sequence[str], gpus: int) -> list[Run]:
@@ -144,18 +106,18 @@ def environment_of(run: Run, folder: Path, devices: Sequence[str], parallel: int
     """The environment of a process: compile caches of its own, products compiled by DeepGEMM shared."""
     given = os.environ
     cache = Path(given.get("VLLM_CACHE_ROOT", str(folder / "cache")))
-    tables = {
-        f"GEMMPIPE_CONFIG_{variable}": str(folder / "tuned" / TABLES[family])
-        for family, variable in FAMILIES.items()
-        if (folder / "tuned" / TABLES[family]).is_file()
-    }
+    tables = {}
+    for family, variable in FAMILIES.items():
+        own = folder / "tuned" / TABLES[family]
+        found = [given.get(f"GEMMPIPE_CONFIG_{variable}", ""), str(own) if own.is_file() else ""]
+        tables[f"GEMMPIPE_CONFIG_{variable}"] = os.pathsep.join(filter(None, found))
     paths = [str(folder / "site"), *filter(None, given.get("PYTHONPATH", "").split(os.pathsep))]
     return {
         **ENVIRONMENT,
         "DG_JIT_CACHE_DIR": str(cache / "deep_gemm"),
         "TORCHINDUCTOR_COMPILE_THREADS": str(max(2, (os.cpu_count() or 2) // parallel)),
-        **tables,
         **given,
+        **{name: files for name, files in tables.items() if files},
         "PYTHONPATH": os.pathsep.join(paths),
         "GEMMPIPE_VLLM": SCOPES[run.kind],
         "VLLM_CACHE_ROOT": str(cache / run.name),
@@ -261,165 +223,6 @@ def last_error(log: Path) -> str:
     return (found or lines or ["no output"])[-1][-240:]
 
 
-def differences(ones: Sequence[Any], others: Sequence[Any]) -> tuple[list[float], list[float], int, int]:
-    """(differences of the first token, of the following, equal tokens, all tokens) of two lists of outputs.
-
-    A token is compared while all tokens before it are equal. One that is absent from the other's log-probabilities
-    counts with the least of those.
-    """
-    first, following, equal, count = [], [], 0, 0
-    for one, other in zip(ones, others, strict=True):
-        for at, (here, there) in enumerate(zip(one["logprobs"], other["logprobs"], strict=True)):
-            count += 1
-            if one["tokens"][:at] != other["tokens"][:at]:
-                continue
-            equal += one["tokens"][at] == other["tokens"][at]
-            least = min(there.values())
-            top = sorted(here, key=lambda token: -here[token])[:TOP]
-            (first if at == 0 else following).extend(abs(here[token] - there.get(token, least)) for token in top)
-    return first, following, equal, count
-
-
-def families_of(record: Mapping[str, Any]) -> tuple[dict[str, int], dict[str, int]]:
-    """(family -> keys that tuned rows answered, family -> keys of the engine) in the first worker."""
-    tuned: dict[str, int] = {}
-    engine: dict[str, int] = {}
-    for key, step in (record.get("dispatch") or [{}])[0].items():
-        counted = tuned if step in ("exact", "padded") else engine
-        family = key.split()[0]
-        counted[family] = counted.get(family, 0) + 1
-    return tuned, engine
-
-
-def wanted_families(run: Run) -> set[str]:
-    """The families whose rows must answer in a run."""
-    wanted = EXPECTED[run.model]
-    if run.mode == "lora":  # experts with LoRA are vLLM's
-        wanted = wanted - {MOE_FAMILY}
-    return {"linear": wanted - {MOE_FAMILY}, "moe": wanted & {MOE_FAMILY}, "off": set()}.get(run.kind, wanted)
-
-
-def step_row(run: Run, step: str, own: Mapping[str, Any], base: Mapping[str, Any]) -> dict[str, Any]:
-    """A row of the table: a step with the plug-in, and the same without it."""
-    row: dict[str, Any] = {"model": run.model, "mode": run.mode, "scope": run.kind, "step": step, "verdict": ""}
-    here, there = (each["steps"].get(step, {"error": "no such step"}) for each in (own, base))
-    if "error" in here or "error" in there:
-        both = "error" in here and "error" in there
-        row["verdict"] = f"{'off fails too' if both else 'off fails' if 'error' in there else 'FAILS'}: " + str(
-            here.get("error") or there.get("error")
-        )
-        return row
-    first, following, equal, count = differences(there["outputs"], here["outputs"])
-    moved = [
-        statistics.fmean(differences(each["steps"]["first"]["outputs"], each["steps"][step]["outputs"])[0])
-        if "outputs" in each["steps"]["first"]
-        else float("nan")
-        for each in (base, own)
-    ]
-    row |= {
-        "prefill_mean": statistics.fmean(first),
-        "prefill_max": max(first),
-        "decode_mean": statistics.fmean(following) if following else float("nan"),
-        "decode_max": max(following, default=float("nan")),
-        "tokens": f"{equal}/{count}",
-        "own_off": moved[0],
-        "own_on": moved[1],
-    }
-    row["verdict"] = verdict(run, step, row)
-    return row
-
-
-def verdict(run: Run, step: str, row: Mapping[str, Any]) -> str:
-    """`ok`, or what is wrong."""
-    limit = LIMITS[run.model]
-    found = []
-    if not row["prefill_mean"] <= limit or row["decode_mean"] > limit:
-        found.append("DEVIATES")
-    if step in CHANGED:
-        found += [f"{kind} UNCHANGED" for kind in ("off", "on") if row[f"own_{kind}"] < CHANGED_LIMIT]
-    elif step != "first":
-        found += [f"{kind} CHANGED" for kind in ("off", "on") if row[f"own_{kind}"] > OWN_LIMIT]
-    return ", ".join(found) or "ok"
-
-
-def table_rows(outcomes: Mapping[Run, Outcome]) -> Iterator[dict[str, Any]]:
-    """The rows of all runs with the plug-in; `again` is a row only if it is wrong."""
-    for run, outcome in outcomes.items():
-        if run.kind == "off":
-            continue
-        base = outcomes.get(Run(model=run.model, mode=run.mode, kind="off"), Outcome(error="not run"))
-        if outcome.error or base.error:
-            both = outcome.error and base.error
-            text = f"off {'fails too' if both else 'fails'}" if base.error else "FAILS"
-            place = {"model": run.model, "mode": run.mode, "scope": run.kind, "step": "start"}
-            yield {**place, "verdict": f"{text}: {outcome.error or base.error}"}
-            continue
-        tuned, engine = families_of(outcome.record)
-        absent = sorted(wanted_families(run) - tuned.keys())
-        more = sorted(tuned.keys() - wanted_families(run))
-        for step in outcome.record["steps"]:
-            row = step_row(run, step, outcome.record, base.record)
-            row["keys"] = f"{sum(tuned.values())}/{sum(engine.values())}"
-            if step == "first" and (absent or more):
-                text = [f"NO ROWS: {each}" for each in absent] + [f"NOT IN SCOPE: {each}" for each in more]
-                row["verdict"] = ", ".join([*text, *([] if row["verdict"] == "ok" else [row["verdict"]])])
-            if step != "again" or row["verdict"] != "ok":
-                yield row
-
-
-COLUMNS = ("model", "mode", "scope", "step", "keys", "prefill_mean", "prefill_max", "decode_mean", "decode_max")
-COLUMNS += ("tokens", "own_off", "own_on", "verdict")
-TITLES = ("model", "mode", "scope", "step", "keys", "prefill", "max", "decode", "max", "tokens", "off", "on", "verdict")
-WIDTHS = (11, 6, 8, 9, 7, 8, 7, 7, 7, 8, 7, 7, 60)
-
-
-def print_table(rows: Sequence[Mapping[str, Any]]) -> None:
-    """At most 40 lines."""
-
-    def line(cells: Iterable[object]) -> str:
-        return " ".join(f"{cell!s:{width}}"[:width] for cell, width in zip(cells, WIDTHS, strict=True)).rstrip()
-
-    print(line(TITLES))
-    for row in rows:
-        cells = (row.get(name, "") for name in COLUMNS)
-        print(line(f"{cell:.4f}" if isinstance(cell, float) else cell for cell in cells))
-
-
-def log_lines(folder: Path, run: Run) -> list[str]:
-    """The plug-in's lines of a log: at start, and what it leaves to vLLM."""
-    path = folder / f"{run.name}.log"
-    lines = path.read_text(errors="replace").splitlines() if path.is_file() else []
-    wanted = re.compile(r"gemmpipe \S+ in vLLM|gemmpipe: left to|Selected \S+ for |Using .*(backend|MoE)")
-    found = [re.sub(r"^.*?\] ", "", line) for line in lines if wanted.search(line)]
-    return list(dict.fromkeys(found))
-
-
-def report(folder: Path, outcomes: Mapping[Run, Outcome]) -> int:
-    """Print the tables and write the details; returns how many rows are not ok."""
-    rows = list(table_rows(outcomes))
-    with (folder / "modes.csv").open("w", newline="") as stream:
-        writer = csv.DictWriter(stream, COLUMNS, restval="", extrasaction="ignore")
-        writer.writeheader()
-        writer.writerows(rows)
-    with (folder / "modes.txt").open("w") as stream:
-        for run, outcome in outcomes.items():
-            steps = outcome.record.get("steps", {})
-            took = " ".join(f"{name} {each['took_s']:.1f}" for name, each in steps.items())
-            print(f"== {run.name}: {outcome.took_s:.0f} s; {took} {outcome.error}", file=stream)
-            for text in log_lines(folder, run):
-                print(f"   {text}", file=stream)
-            for key, step in (outcome.record.get("dispatch") or [{}])[0].items():
-                print(f"   {step:8} {key}", file=stream)
-    starts = {text for run in outcomes if run.kind == "on" for text in log_lines(folder, run) if " in vLLM" in text}
-    for text in sorted(starts)[:2]:
-        print(text[:300])
-    print_table(rows)
-    wrong = sum(row["verdict"] != "ok" for row in rows)
-    longest = max((each.took_s for each in outcomes.values()), default=0.0)
-    print(f"{len(rows) - wrong} of {len(rows)} rows ok; {len(outcomes)} processes, the longest {longest:.0f} s")
-    return wrong
-
-
 def visible_devices() -> list[str]:
     """The GPUs that this process may use, without touching them."""
     given = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -466,7 +269,8 @@ def main(given: Sequence[str] | None = None) -> int:
     """The parent of all processes."""
     begin = time.monotonic()
     arguments = parsed(given)
-    folder: Path = arguments.folder
+    folder: Path = arguments.folder.resolve()
+    arguments.folder = folder
     folder.mkdir(parents=True, exist_ok=True)
     if not arguments.print:
         write_small(folder, arguments.models)

@@ -143,11 +143,8 @@ class Engine:
         return kernel_times(self.outputs)
 
 
-def run(folder: Path, mode: str) -> dict[str, Any]:
-    """The record of the process."""
-    start = time.perf_counter()
-    engine = Engine(folder, mode)
-    found: dict[str, Any] = {"start_s": time.perf_counter() - start, "steps": {}}
+def run(engine: Engine, found: dict[str, Any]) -> None:
+    """The steps of the mode, and how products were dispatched."""
     for name, act, adapter in engine.steps():
         begin = time.perf_counter()
         record: dict[str, Any] = {}
@@ -159,15 +156,15 @@ def run(folder: Path, mode: str) -> dict[str, Any]:
         record["took_s"] = time.perf_counter() - begin
         found["steps"][name] = record
         print(f"step {name} {record.get('error', 'done')} {record['took_s']:.1f} s", flush=True)
-    for name, call in [("dispatch", partial(engine.llm.collective_rpc, worker_report)), ("kernels", engine.kernels)]:
-        if name == "kernels" and mode != "graphs":
-            continue
-        try:
-            found[name] = call()
-        except Exception as error:  # noqa: BLE001 - only for the report
-            found[name] = {}
-            print(f"{name}: {type(error).__name__}: {error}", flush=True)
-    return found
+    found["dispatch"] = engine.llm.collective_rpc(worker_report)
+
+
+def write(found: dict[str, Any], path: Path) -> None:
+    """Write the record, whole or not at all."""
+    part = path.with_suffix(".part")
+    with gzip.open(part, "wt", compresslevel=1) as stream:
+        json.dump(found, stream)
+    part.rename(path)
 
 
 def main() -> None:
@@ -177,11 +174,17 @@ def main() -> None:
     parser.add_argument("--mode", choices=sorted(OPTIONS), required=True)
     parser.add_argument("--result", type=Path, required=True)
     arguments = parser.parse_args()
-    found = run(arguments.folder, arguments.mode)
-    partial_file = arguments.result.with_suffix(".part")
-    with gzip.open(partial_file, "wt", compresslevel=1) as stream:
-        json.dump(found, stream)
-    partial_file.rename(arguments.result)
+    start = time.perf_counter()
+    engine = Engine(arguments.folder, arguments.mode)
+    found: dict[str, Any] = {"start_s": time.perf_counter() - start, "steps": {}}
+    try:
+        run(engine, found)
+    finally:
+        write(found, arguments.result)
+    if arguments.mode == "graphs":
+        with suppress(Exception):  # only for the report, and the record is written
+            found["kernels"] = engine.kernels()
+            write(found, arguments.result)
     print("complete", flush=True)
     with suppress(OSError):
         sys.stdout.flush()

@@ -17,7 +17,12 @@ KINDS = 2
 """Processes of a model: with the default and with the plug-in."""
 PROCESS_GIB = 1.5
 """Of a process besides weights and cache: context, activations, graphs, kernels."""
-FLASHINFER_BUILD = "from flashinfer.jit.gemm import gen_fp8_blockscale_gemm_sm90_module as made; made().build(False)"
+FLASHINFER_BUILD = """
+from flashinfer.jit.gemm import gen_fp8_blockscale_gemm_sm90_module
+module = gen_fp8_blockscale_gemm_sm90_module()
+if not module.is_aot:
+    module.build(False)
+"""
 FLASHINFER_SWITCH = "VLLM_BLOCKSCALE_FP8_GEMM_FLASHINFER"
 CHOICES = (
     (r"Selected (\S+) for (\S+)", "{1}: {0}"),

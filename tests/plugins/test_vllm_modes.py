@@ -10,9 +10,10 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 import vllm_models
 import vllm_modes
+import vllm_modes_report
 import vllm_placement
 import vllm_small_models
-from vllm_modes import Run
+from vllm_modes_report import Run
 
 STAND_IN = """
 import gzip, json, os, sys, time
@@ -100,7 +101,7 @@ def test_tokens_after_a_difference_are_not_compared() -> None:
     one = [{"tokens": [1, 2, 3], "logprobs": [{"1": -1.0, "2": -2.0}, {"2": -1.0}, {"3": -1.0}]}]
     other = [{"tokens": [1, 3, 3], "logprobs": [{"1": -1.5, "9": -4.0}, {"3": -1.0}, {"3": -7.0}]}]
     # 2 is absent from the other's: it counts as the least of those
-    assert vllm_modes.differences(one, other) == ([0.5, 2.0], [0.0], 1, 3)
+    assert vllm_modes_report.differences(one, other) == ([0.5, 2.0], [0.0], 1, 3)
 
 
 def test_runs_are_planned_for_the_gpus() -> None:
@@ -109,8 +110,11 @@ def test_runs_are_planned_for_the_gpus() -> None:
     assert {"mixture_fp8-graphs-linear", "mixture_fp8-graphs-moe", "dense_fp8-graphs-quantise"} <= set(names)
     assert "mixture_fp8-eager-on" not in names
     assert not vllm_modes.planned(["dense_fp8"], ["tp2"], 1)
-    assert vllm_modes.wanted_families(Run(model="mixture_fp8", mode="lora", kind="on")) == {"a8w8_blockscale", "a16w16"}
-    assert vllm_modes.wanted_families(Run(model="mixture_fp8", mode="graphs", kind="moe")) == {"fmoe"}
+    assert vllm_modes_report.wanted_families(Run(model="mixture_fp8", mode="lora", kind="on")) == {
+        "a8w8_blockscale",
+        "a16w16",
+    }
+    assert vllm_modes_report.wanted_families(Run(model="mixture_fp8", mode="graphs", kind="moe")) == {"fmoe"}
 
 
 @pytest.mark.parametrize("name", list(vllm_small_models.SMALL))
