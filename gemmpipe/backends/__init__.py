@@ -20,7 +20,7 @@ class Backend(Implementation):
     """A library that computes products of any family, by their GemmSpec alone."""
 
     reads_strides: ClassVar[bool] = True
-    """True if it takes operands with any strides and address; binding copies them otherwise."""
+    """True if it takes operands with any strides and address; else the run time copies others, and reports it."""
 
     def implementations(self, family: Family) -> tuple[Implementation, ...]:
         """The implementations for a family: the backend itself."""

@@ -30,6 +30,8 @@ _SCALE_ROWS, _SCALE_COLUMNS = 256, 8
 class AiterBackend(Backend):
     """Base of aiter's libraries."""
 
+    reads_strides = False
+
     def unavailable(self, device: Device) -> str | None:
         """It needs an AMD GPU and the package."""
         if device.kind != "hip":

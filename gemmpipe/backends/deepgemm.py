@@ -32,6 +32,7 @@ class DeepGemm(Backend):
     """With a tile as knobs: the library's kernel with this tile. Without knobs: its own choice (`fp8_gemm_nt`)."""
 
     label = "deepgemm"
+    reads_strides = False
     tiles: int = 4
     """The number of tiles per product, those that the library's model of time ranks first."""
 

@@ -44,6 +44,7 @@ _SGLANG_QUANTISER = "sglang_per_token_group_quant_fp8"
 class EnginePair(Backend):
     """Candidates by one knob, `product`: what the engine calls after its quantiser."""
 
+    reads_strides = False
     block_products: ClassVar[tuple[str, ...]]
     row_products: ClassVar[tuple[str, ...]] = ()
 

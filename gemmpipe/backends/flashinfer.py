@@ -28,6 +28,7 @@ class FlashInfer(Backend):
     """One candidate: the library chooses between a kernel and one with swapped operands."""
 
     label = "flashinfer"
+    reads_strides = False
 
     def unavailable(self, device: Device) -> str | None:
         """It needs a Hopper GPU, the package, and a CUDA toolkit of version 12.8 or later for its compiler."""

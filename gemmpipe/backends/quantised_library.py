@@ -35,6 +35,7 @@ class QuantisedLibrary(Backend):
     """A library's candidates, with the quantiser before each."""
 
     label = "quantised_library"
+    reads_strides = False
     library: Backend = field(default_factory=ScaledMm)
 
     def unavailable(self, device: Device) -> str | None:

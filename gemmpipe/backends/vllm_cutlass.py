@@ -79,6 +79,7 @@ class VllmCutlass(Backend):
     """One candidate: the tile that vLLM chooses by the sizes."""
 
     label = "vllm_cutlass"
+    reads_strides = False
 
     def unavailable(self, device: Device) -> str | None:
         """It needs an NVIDIA GPU and vLLM's library of operators."""

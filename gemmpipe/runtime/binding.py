@@ -19,7 +19,7 @@ from gemmpipe.family.layouts import ROW_MAJOR
 from gemmpipe.launch.build import load_build
 from gemmpipe.launch.launch import COUNTERS_PARAMETER, PARTS_PARAMETER, KernelImplementation, KernelLaunch
 from gemmpipe.launch.workspace import WORKSPACES, WorkspaceBuffers, stream_getter, stream_is_capturing, use_allocator
-from gemmpipe.runtime.copy_log import log_copies, log_padded
+from gemmpipe.runtime.copy_log import log_padded
 from gemmpipe.runtime.launcher import GRAPH_WORKSPACES, BoundKernel, DescriptorCache, bind_launch, outside_graph_pools
 from gemmpipe.runtime.operands import (
     ALIGNMENT,
@@ -29,6 +29,7 @@ from gemmpipe.runtime.operands import (
     inputs_of,
     kernel_inputs,
     kernel_weights,
+    library_inputs,
     weights_of,
     with_strides,
 )
@@ -76,6 +77,7 @@ def generic_call(
     """
     implementation, knobs = runnable.implementation, runnable.candidate.knobs
     library = isinstance(implementation, Backend)
+    reads_strides = isinstance(implementation, Backend) and implementation.reads_strides
     orders = scale_orders(implementation, spec)
     shape = spec.out_shape
     # True if preparing makes nothing, which shows at the first time: nothing to keep then.
@@ -97,11 +99,9 @@ def generic_call(
         out = torch.empty(shape, dtype=out_dtype, device=x.device) if make_out is None else make_out().view(shape)
         with device_context(device):
             inputs, prepared = inputs_of(given, spec), prepared_weights(weights_of(given, spec))
-            if not library:  # libraries accept any strides; kernels read rows, other operands are copied each time
+            if not reads_strides:  # operands that are no contiguous rows are copied each time
                 prepared = replace(prepared, weights=kernel_weights(prepared.weights))
-                inputs = kernel_inputs(inputs, spec, orders)
-            elif not implementation.reads_strides:  # type: ignore[attr-defined]  # of a Backend
-                log_copies(x=inputs.x, w=prepared.weights.w, bias=prepared.weights.bias)
+                inputs = library_inputs(inputs, spec) if library else kernel_inputs(inputs, spec, orders)
             with use_allocator(GRAPH_WORKSPACES.take) if graph_pool else nullcontext():
                 out = implementation.bind(spec, knobs, device, inputs, prepared, out)()
         return out.view(given.out_shape)

@@ -11,6 +11,7 @@ from torch.compiler import is_compiling
 
 from gemmpipe.core.errors import UserError, short_repr
 from gemmpipe.family import load_family
+from gemmpipe.runtime.copy_log import log_copied_output
 from gemmpipe.runtime.dispatch import Dispatch, RecordingDispatch, dispatch_of
 from gemmpipe.runtime.fixed_config import fixed_config_dispatch, frozen_config, output_dispatch
 from gemmpipe.runtime.moe import RoutedOperands, checked_key, record_mixture, run_mixture
@@ -148,8 +149,12 @@ def _run_into_output(family: str, options: CallOptions, run: Callable[[Dispatch]
         out = run(dispatch)
     finally:
         _OUTPUT.y = None
+    if out.data_ptr() == y.data_ptr() and direct:
+        return y
     # A library may return an output of its own, padded rows always do.
-    return y if out.data_ptr() == y.data_ptr() and direct else y.copy_(out.view(y.shape))
+    if y.numel():
+        log_copied_output(y, direct=direct)
+    return y.copy_(out.view(y.shape))
 
 
 def _out_dtype(name: str, options: CallOptions) -> torch.dtype | None:

@@ -19,11 +19,12 @@ def log_copied(name: str, tensor: torch.Tensor) -> None:
         _log_copy(name, tensor, "has strides", str(list(tensor.stride())))
 
 
-def log_copies(**operands: torch.Tensor | None) -> None:
-    """Report the operands, by name, that a library copies in every call to read them contiguous and aligned."""
-    for name, tensor in operands.items():
-        if tensor is not None and (not tensor.is_contiguous() or tensor.data_ptr() % _ALIGNMENT):
-            log_copied(name, tensor)
+def log_copied_output(y: torch.Tensor, *, direct: bool) -> None:
+    """Report an output that every call copies: kernels cannot write it, or `direct`, the candidate has its own."""
+    if direct:
+        _log_copy("y", y, "is not written by the candidate, which returns another tensor", "")
+    else:
+        log_copied("y", y)
 
 
 def log_converted(name: str, tensor: torch.Tensor, dtype: torch.dtype) -> None:

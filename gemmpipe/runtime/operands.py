@@ -265,15 +265,21 @@ def inputs_of(given: CallOperands, spec: GemmSpec) -> Inputs:
     x = as_rows(given.x, spec.m) if spec.batch == 1 else given.x
     if given.x_scale is None or spec.x_scale is None:
         return Inputs(x=x)
-    return Inputs(x=x, x_scale=given.x_scale.reshape(_scale_shape(spec.x_scale, (spec.batch, spec.m, spec.k))))
+    shape = _scale_shape(spec.x_scale, (spec.batch, spec.m, spec.k))
+    return Inputs(x=x, x_scale=_reshaped(given.x_scale, shape, "x_scale"))
 
 
 def as_rows(x: torch.Tensor, m: int) -> torch.Tensor:
     """[..., K] as [M, K]: a view, or a reported copy if the strides allow no view."""
-    rows = x.reshape(m, -1)
-    if not x.is_contiguous() and rows.data_ptr() != x.data_ptr():
-        log_copied("x", x)
-    return rows
+    return _reshaped(x, (m, -1), "x")
+
+
+def _reshaped(tensor: torch.Tensor, shape: tuple[int, ...], argument: str) -> torch.Tensor:
+    """A view in this shape, or a reported copy if the strides allow no view."""
+    shaped = tensor.reshape(shape)
+    if not tensor.is_contiguous() and shaped.data_ptr() != tensor.data_ptr():
+        log_copied(argument, tensor)
+    return shaped
 
 
 def weights_of(given: CallOperands, spec: GemmSpec) -> Weights:
@@ -286,7 +292,7 @@ def weights_of(given: CallOperands, spec: GemmSpec) -> Weights:
     if scale is not None and spec.w_scale is not None:
         by_row = spec.batch > 1 and spec.w_scale.granularity == "row"
         shape = (spec.batch, 1, spec.n) if by_row else _scale_shape(spec.w_scale, (spec.batch, spec.n, spec.k))
-        scale = scale.reshape(shape)
+        scale = _reshaped(scale, shape, "w_scale")
     if bias is not None and bias.dtype != given.out_dtype:
         log_converted("bias", bias, given.out_dtype)
         bias = bias.to(given.out_dtype)
@@ -301,6 +307,19 @@ def kernel_inputs(inputs: Inputs, spec: GemmSpec, orders: Collection[str]) -> In
     scale = inputs.x_scale
     if scale is not None and not _readable(scale, spec, orders):
         scale = aligned(scale, "x_scale")
+    return Inputs(x=aligned(inputs.x, "x"), x_scale=scale)
+
+
+def library_inputs(inputs: Inputs, spec: GemmSpec) -> Inputs:
+    """The inputs for a library that reads contiguous rows alone: others are copied.
+
+    Block scales in rows or M-major (also in lines longer than M) stay: the library's launch orders them as it needs.
+    """
+    scale = inputs.x_scale
+    if scale is not None:
+        by_block = spec.x_scale is not None and spec.x_scale.granularity == "block" and scale.dim() == 2
+        m_major = by_block and scale_order(scale) == COLUMN and not scale.data_ptr() & ALIGNMENT
+        scale = scale if m_major else aligned(scale, "x_scale")
     return Inputs(x=aligned(inputs.x, "x"), x_scale=scale)
 
 

@@ -6,13 +6,27 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
+from gemmpipe.backends import Backend
+from gemmpipe.backends.aiter import Asm, Ck
 from gemmpipe.backends.aten import Torch
 from gemmpipe.backends.cublaslt import CublasLt
+from gemmpipe.backends.deepgemm import DeepGemm
+from gemmpipe.backends.engine_pair import SglangPair, VllmPair
+from gemmpipe.backends.flashinfer import FlashInfer
+from gemmpipe.backends.quantised_library import QuantisedLibrary
+from gemmpipe.backends.vllm_cutlass import VllmCutlass
+from gemmpipe.core.data import Candidate, Device, Knobs
+from gemmpipe.core.device import cpu_device
+from gemmpipe.family import GemmSpec, Inputs, KernelDefaults, Launch, Prepared, load_family
+from gemmpipe.family.problem import make_problem
 from gemmpipe.runtime import fused_moe, gemm_a16w16
-from gemmpipe.runtime.copy_log import log_copied, log_copies, log_padded
-from gemmpipe.runtime.operands import CallOperands, aligned, weights_of
+from gemmpipe.runtime.binding import generic_call
+from gemmpipe.runtime.copy_log import log_copied, log_copied_output, log_padded
+from gemmpipe.runtime.operands import CallOperands, aligned, inputs_of, weights_of
+from gemmpipe.runtime.select import RunnableCandidate
 from gemmpipe.runtime.selection_log import LOG
 
+WORDS = KernelDefaults(dtype=None, out_dtype=None, bias=None)
 Said = Callable[[], list[str]]
 
 
@@ -51,26 +65,100 @@ def test_every_shape_is_in_the_selection_log(caplog: pytest.LogCaptureFixture, m
     assert sum(r.levelno == logging.WARNING for r in caplog.records) == 1
 
 
-def test_a_library_that_reads_no_strides_reports_its_copies(messages: Said) -> None:
-    assert (Torch().reads_strides, CublasLt().reads_strides) == (True, False)
-    log_copies(x=torch.zeros(8, 8), w=torch.zeros(16, 8).t(), bias=None)
+@pytest.mark.parametrize("argument", ["x", "w", "x_scale", "w_scale"])
+def test_a_library_that_reads_no_strides_reads_reported_copies(messages: Said, argument: str) -> None:
+    """DeepGEMM's launch has addresses alone: it would read other values."""
+    read: dict[str, torch.Tensor] = {}
+
+    class Library(Backend):
+        label = "library"
+        reads_strides = False
+
+        def unsupported_reason(self, spec: GemmSpec, knobs: Knobs, device: Device) -> str | None:
+            return None
+
+        def bind(
+            self, spec: GemmSpec, knobs: Knobs, device: Device, inputs: Inputs, prepared: Prepared, out: torch.Tensor
+        ) -> Launch:
+            weights = prepared.weights
+            assert inputs.x_scale is not None
+            assert weights.w_scale is not None
+            read.update(x=inputs.x, w=weights.w, x_scale=inputs.x_scale, w_scale=weights.w_scale)
+            return lambda: out
+
+    family = load_family("a8w8_blockscale")
+    spec = family.spec(make_problem(family, {"M": 8, "N": 256, "K": 384}, WORDS, "sm_90", "test"))
+    generator = torch.Generator().manual_seed(1)
+    inputs, weights = family.make_inputs(spec, generator), family.make_weights(spec, generator)
+    assert inputs.x_scale is not None
+    assert weights.w_scale is not None
+    given = {"x": inputs.x, "w": weights.w, "x_scale": inputs.x_scale, "w_scale": weights.w_scale}
+    runnable = RunnableCandidate(implementation=Library(), candidate=Candidate.of("library", {}))
+    call = generic_call(runnable, spec, cpu_device(), torch.bfloat16)
+    call(*given.values(), None)
+    column = inputs.x_scale.t().contiguous().t()
+    call(inputs.x, weights.w, column, weights.w_scale, None)
+    assert messages() == []
+    assert read["x_scale"].data_ptr() == column.data_ptr(), (
+        "the library's launch orders scales that lie M-major, as in the tabulated time"
+    )
+    wide = torch.cat([given[argument].view(torch.uint8)] * 2, dim=1).view(given[argument].dtype)
+    strided = {**given, argument: wide[:, : given[argument].shape[1]]}
+    call(*strided.values(), None)
     (text,) = messages()
-    assert text.startswith("gemmpipe: w float32 [8, 16] has strides [1, 8]")
+    assert text.startswith(f"gemmpipe: {argument} ")
+    for name, tensor in read.items():
+        assert tensor.is_contiguous()
+        assert torch.equal(tensor.view(torch.uint8), given[name].view(torch.uint8))
+
+
+def test_libraries_that_read_addresses_alone_declare_it() -> None:
+    assert Torch.reads_strides
+    for library in (CublasLt, DeepGemm, FlashInfer, VllmCutlass, QuantisedLibrary, VllmPair, SglangPair, Ck, Asm):
+        assert not library.reads_strides, library
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 1), (2, 3, 3)])
+def test_scales_that_are_no_view_of_rows_are_reported(messages: Said, shape: tuple[int, ...]) -> None:
+    family = load_family("a8w8_blockscale")
+    rows, blocks = shape[0] * shape[1], shape[2]
+    key = {"M": rows, "N": 128, "K": 128 * blocks}
+    spec = family.spec(make_problem(family, key, WORDS, "sm_90", "test"))
+    x, w = torch.zeros(*shape[:2], key["K"]).to(torch.float8_e4m3fn), torch.zeros(128, key["K"]).to(torch.float8_e4m3fn)
+    scales = torch.rand(shape[1], shape[0], blocks).transpose(0, 1)
+    given = CallOperands(x=x, w=w, x_scale=scales, w_scale=torch.ones(1, blocks), bias=None, out_dtype=torch.bfloat16)
+    found = inputs_of(given, spec).x_scale
+    assert found is not None
+    assert torch.equal(found, scales.reshape(rows, blocks))
+    (text,) = messages()
+    assert text.startswith(f"gemmpipe: x_scale float32 {list(shape)} has strides")
 
 
 def test_padding_and_conversions_are_reported(messages: Said) -> None:
     log_padded(torch.zeros(13, 8), 16)
     x, w, bias = torch.zeros(4, 8).bfloat16(), torch.zeros(16, 8).bfloat16(), torch.zeros(16)
     given = CallOperands(x=x, w=w, x_scale=None, w_scale=None, bias=bias, out_dtype=torch.bfloat16)
-    from gemmpipe.family import KernelDefaults, load_family
-    from gemmpipe.family.problem import make_problem
-
     family, words = load_family("a16w16"), KernelDefaults(dtype=None, out_dtype=None, bias=True)
     spec = family.spec(make_problem(family, {"M": 4, "N": 16, "K": 8}, words, "cpu_avx2", "test"))
     assert weights_of(given, spec).bias.dtype is torch.bfloat16
     padded, converted = messages()
     assert "x float32 [13, 8] is padded to rows 16" in padded
     assert "bias float32 [16] is read as bfloat16" in converted
+
+
+def test_an_output_that_the_candidate_does_not_write_is_reported(messages: Said) -> None:
+    x, w = torch.randn(4, 16).bfloat16(), torch.randn(8, 16).bfloat16()
+    expected = gemm_a16w16(x, w)
+    direct = torch.empty(4, 8, dtype=torch.bfloat16)
+    assert gemm_a16w16(x, w, y=direct) is direct
+    assert gemm_a16w16(x[:0], w, y=direct[:0]).shape == (0, 8)
+    assert messages() == []
+    strided = torch.empty(8, 4, dtype=torch.bfloat16).t()
+    assert torch.equal(gemm_a16w16(x, w, y=strided), expected)
+    (text,) = messages()
+    assert text.startswith("gemmpipe: y bfloat16 [4, 8] has strides [1, 4]: copied in every such call")
+    log_copied_output(direct, direct=True)
+    assert messages()[-1].startswith("gemmpipe: y bfloat16 [4, 8] is not written by the candidate")
 
 
 def test_activations_that_are_no_view_of_rows_are_reported(messages: Said) -> None:
