@@ -16,11 +16,11 @@ from gemmpipe.pipeline.build import ROOT
 
 _AMD_BACKENDS = ("hipblaslt", "aiter")
 _BACKENDS: Mapping[str, tuple[str, ...]] = {
-    **dict.fromkeys(("asm", "ck", "cktile", "both"), ("aiter",)),
+    **dict.fromkeys(("asm", "ck", "both"), ("aiter",)),
     **{name: (name,) for name in ("triton", "torch", "skinny", "hipblaslt")},
 }
 """The backends that run a libtype's kernels."""
-_UNSUPPORTED = ("flydsl", "opus")
+_UNSUPPORTED = ("cktile", "flydsl", "opus")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,13 +87,28 @@ def _preshuffle_note() -> str:
     return f"selected by the kernel's name: kernel={' or kernel='.join(names)}"
 
 
+def _axis(name: str) -> _AiterFlag:
+    """A range of `screen.py`: the values of a knob."""
+
+    def translate(values: Sequence[str]) -> list[str]:
+        texts = ['""' if value.lower() == "none" else value for value in _joined_values(values).split(",")]
+        return [f"space.{name}=[{','.join(texts)}]"]
+
+    return _AiterFlag(translate=translate, takes_many=True)
+
+
 _NO_EQUIVALENT = "no equivalent"
 _SHAPES = _override("shapes=csv", "shapes.path={}")
 _OUTPUT = _AiterFlag(translate=_output)
 _INDTYPE, _OUTDTYPE = _override("kernel.dtype={}"), _override("kernel.out_dtype={}")
-_SPLITS = _AiterFlag(
-    note="splits of K are part of every search; 'space.NUM_KSPLIT=[1]' leaves them out", is_switch=True
+_SPLITS_NOTE = "splits of K are part of every search; 'space.NUM_KSPLIT=[1]' leaves them out"
+_SPLITS = _AiterFlag(note=_SPLITS_NOTE, is_switch=True)
+_SIZES_NOTE = "sizes are listed: shapes=list 'shapes.items=[[M,N,K]]'"
+_SIZES = _AiterFlag(note=_SIZES_NOTE)
+_FILES_NOTE = (
+    "format=[triton_json] writes a file per (N, K) of the problems, by buckets of M (format.triton_json.buckets=)"
 )
+_OF_FILES = _AiterFlag(note=_FILES_NOTE, takes_many=True)
 _MS = _AiterFlag(translate=lambda values: [f"shapes.nsets=[{_joined_values(values)}]"], takes_many=True)
 _MODEL, _TP = _override("shapes=model", "shapes.path={}"), _override("shapes.tp={}")
 _PROFILE, _VERBOSE = _override("profile={}"), _override("verbose={}", is_switch=True)
@@ -107,7 +122,8 @@ _AITER_FLAGS: Mapping[str, _AiterFlag] = {
     "o2": _PROFILE,
     "profile_file": _PROFILE,
     "mp": _override("executor.workers={}"),
-    "k": _SPLITS,
+    "k": _AiterFlag(note=f"{_SPLITS_NOTE}; {_SIZES_NOTE}"),
+    "s": _SPLITS,
     "splitk": _SPLITS,
     "shape_grouped": _AiterFlag(note="the candidates of a problem are always timed on one GPU", is_switch=True),
     "sort": _override("format.csv.sort={}", is_switch=True),
@@ -148,10 +164,37 @@ _AITER_FLAGS: Mapping[str, _AiterFlag] = {
     "grouped_gemm": _AiterFlag(note=_NO_EQUIVALENT, is_switch=True),
     "mxfp4_flydsl": _AiterFlag(note=_NO_EQUIVALENT, is_switch=True),
     "no_graph": _AiterFlag(note="timing is configured by timer@stages.bench.timer=", is_switch=True),
+    "hipb_prefer_ratio": _override("stages.select.prefer.hipblaslt={}"),
+    "n": _SIZES,
+    "b": _SIZES,
+    "g": _SIZES,
+    "batch_g": _SIZES,
+    "kid": _AiterFlag(note=_NO_EQUIVALENT),
+    "apply": _AiterFlag(note="a run writes its rows to output= itself", is_switch=True),
+    "block_size_m_range": _axis("BLOCK_SIZE_M"),
+    "block_size_n_range": _axis("BLOCK_SIZE_N"),
+    "block_size_k_range": _axis("BLOCK_SIZE_K"),
+    "num_ksplit_range": _axis("NUM_KSPLIT"),
+    "group_size_m_range": _axis("GROUP_SIZE_M"),
+    "num_warps_range": _axis("num_warps"),
+    "num_stages_range": _axis("num_stages"),
+    "waves_per_eu_range": _axis("waves_per_eu"),
+    "matrix_instr_nonkdim_range": _axis("matrix_instr_nonkdim"),
+    "cache_modifier_range": _axis("cache_modifier"),
+    "overwrite": _AiterFlag(note="each run has a folder of its own", is_switch=True),
+    "n_list": _OF_FILES,
+    "k_list": _OF_FILES,
+    "json_prefix": _OF_FILES,
+    "last_m_any": _AiterFlag(note=_FILES_NOTE, is_switch=True),
+    "max_m": _OF_FILES,
+    "list": _AiterFlag(note=_NO_EQUIVALENT, is_switch=True),
+    "repo_dir": _AiterFlag(note=_NO_EQUIVALENT),
 }
 """By the flag without dashes, in lower case."""
-_SINGLE_DASH = ("i", "o", "o2", "k", "v")
+_SINGLE_DASH = ("i", "o", "o2", "k", "v", "s", "n", "b", "g")
 """Flags with one dash."""
+_SIZE_FLAGS = ("--M", "--N", "--K", "--BATCH")
+"""Sizes by their upper case: `--batch` is another flag."""
 _PIPELINES = ("verify", "compare")
 
 
@@ -173,6 +216,8 @@ def _is_file(argument: str) -> bool:
 
 
 def _find_flag(flag: str) -> _AiterFlag | None:
+    if flag in _SIZE_FLAGS:
+        return _SIZES
     name = flag.lstrip("-").replace("-", "_").lower()
     return _AITER_FLAGS.get(name) if flag.startswith("--") != (name in _SINGLE_DASH) else None
 
@@ -224,7 +269,8 @@ def check_flags(argv: Sequence[str], own: Collection[str]) -> None:
         assert known is not None
         values = [value] if bound else _flag_values(known, rest)
         text = " ".join([argument, *([] if bound else values)])
-        found.add(flag, "flag", text, known, values, alone=len(argv) == 1)
+        alone = len(argv) == (1 if bound else 1 + len(values))
+        found.add(flag, "flag", text, known, values, alone=alone)
     if found.typed:
         _add_overrides(found, plain, ConfigFolders(config_dir=None).options)
         found.refuse()

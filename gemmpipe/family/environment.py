@@ -15,13 +15,30 @@ LOG_SELECTION = ("GEMMPIPE_LOG_SELECTION", "GEMMPIPE_LOG_TUNED_CONFIG", "AITER_L
 CAPTURE = ("GEMMPIPE_CAPTURE", "GEMMPIPE_TUNE_GEMM", "AITER_TUNE_GEMM")
 """The first one that is set enables capture of shapes; only the first may name the file."""
 
-_ADVICE: Mapping[str, str] = {
+REPORTED: Mapping[str, str] = {
     "HIP_ONLINE_TUNING": "hipBLASLt's own, which its calls follow; GEMMPIPE_ONLINE_TUNING=1 tunes what no row matched",
     "PREBUILD_KERNELS": "not read: 'gemmpipe prebuild kernel=... table=...' compiles what a table needs",
     "AITER_REBUILD": "not read: kernels are compiled when their source or knobs are new; "
     "gemmpipe.runtime.reload() reads changed tables",
     "GEMM_A4W4_BLOCKWISE_HIP_CLANG_PATH": "not read: Triton has its own compiler, clang is not called",
+    "AITER_ONLINE_TUNE": "not read: GEMMPIPE_ONLINE_TUNING=1 tunes what no row matched, in a process of its own",
+    "AITER_BYPASS_TUNE_CONFIG": "not read: GEMMPIPE_GIVEN_TABLES_ONLY=1 without a table leaves all tables out",
+    "AITER_KSPLIT": "not read: the splits of K are those of the row, or of config=",
+    "AITER_USE_NT": "not read: how weights are loaded is a knob of the row (cache_modifier)",
+    "AITER_LOG_MORE": "not read: GEMMPIPE_LOG_SELECTION=1 logs look-ups, verbose=true a run",
+    "AITER_TUNE_CANDIDATE_DUMP_DIR": "not read: profile=NAME.csv has every candidate",
+    "CU_NUM": "not read: cu_num is that of the device, or of target=",
+    "GTUNE_INPUT": "not read: shapes=csv shapes.path=",
+    "GTUNE_TUNED": "not read: output=",
+    "GTUNE_MODEL": "not read: shapes=model shapes.path=",
+    "GTUNE_TP": "not read: shapes.tp=",
+    "GTUNE_BATCH_SIZE": "not read: shapes.nsets= are the M themselves",
+    "SCREEN_MAX_BATCH": "not read: each candidate is compiled and timed by itself",
+    **dict.fromkeys(("TUNE_ONLY", "OPUS_ONLY", "OPUS_SKIP_CKTILE"), "not read: backend= names the libraries"),
+    "TUNE_MOE_KERNEL_REGEX": "not read: space= and backend= choose the candidates",
+    **dict.fromkeys(("TUNE_MOE_EXPERT_BALANCE", "TUNE_MOE_ROUTING_SEED"), "not read: kernel.key.routing="),
 }
+"""Variables of aiter's programs and tuning scripts -> what they are here."""
 
 
 def is_enabled(names: Iterable[str]) -> bool:
@@ -54,7 +71,7 @@ def given_tables(family: Family) -> list[Path]:
 
 def unused_variables() -> dict[str, str]:
     """Variables of aiter that are set but have another or no effect here, each with a line of advice."""
-    found = {name: f"{name} is {text}" for name, text in _ADVICE.items() if is_enabled((name,))}
+    found = {name: f"{name} is {text}" for name, text in REPORTED.items() if is_enabled((name,))}
     named = [name for name, value in os.environ.items() if value and name.startswith((TABLES_PREFIX, AITER_PREFIX))]
     own = {tables_variable(name) for name in shipped_families()}
     if own.issuperset(named):

@@ -52,6 +52,10 @@ FLAGS = {
     "--input-type bf16": "kernel.dtype=bf16",
     "--outdtype f32": "kernel.out_dtype=f32",
     "--out-dtype f32": "kernel.out_dtype=f32",
+    "--block-size-m-range 16 32": "'space.BLOCK_SIZE_M=[16,32]'",
+    "--num-ksplit-range 1 4": "'space.NUM_KSPLIT=[1,4]'",
+    "--num-warps-range=4": "'space.num_warps=[4]'",
+    "--cache-modifier-range .cg None": "'space.cache_modifier=[.cg,\"\"]'",
     "--all_bias": "-m kernel.bias=false,true",
     "-i a.csv -o b.csv --mp 2 -v": "shapes=csv shapes.path=a.csv output=b.csv executor.workers=2 verbose=true",
 }
@@ -65,6 +69,7 @@ KEYS = {
     "libtype=asm": "'backend=[aiter]'",
     "sort=true": "format.csv.sort=true",
     "sort=false": "format.csv.sort=false",
+    "hipb_prefer_ratio=0.9": "stages.select.prefer.hipblaslt=0.9",
     "all=true": "retune=true",
     "timeout=null": "executor.timeout_s=null",
     "untune_file=a.csv": "shapes=csv shapes.path=a.csv",
@@ -104,6 +109,13 @@ def test_the_equivalents_compose(plans: list[Plan], folder: Path) -> None:
         ("--libtype flydsl", "no backend runs flydsl"),
         ("--libtype opus torch", "expected 'backend=[torch]'; no backend runs opus"),
         ("--last", "no equivalent"),
+        ("--kid 3", "no equivalent"),
+        ("--libtype cktile", "no backend runs cktile"),
+        ("--BATCH 4", "sizes are listed: shapes=list 'shapes.items=[[M,N,K]]'"),
+        ("-n 512", "sizes are listed: shapes=list 'shapes.items=[[M,N,K]]'"),
+        ("-k 64", "splits of K are part of every search; 'space.NUM_KSPLIT=[1]' leaves them out; sizes are listed: "),
+        ("--n-list 512 1024", "format=[triton_json] writes a file per (N, K)"),
+        ("--overwrite", "each run has a folder of its own"),
     ],
 )
 def test_flags_of_another_command_or_without_an_equivalent(typed: str, text: str, refusal: Callable[..., str]) -> None:
@@ -170,4 +182,5 @@ def test_the_readme_has_every_flag() -> None:
     text = (Path(__file__).parents[2] / "docs" / "howto" / "aiter.md").read_text()
     table = text[text.index("## Flags") : text.index("## Environment variables")].lower().replace("-", "_")
     for name in _AITER_FLAGS:
-        assert f"{'_' if name in _SINGLE_DASH else '__'}{name}`" in table, name
+        dashes = "_" if name in _SINGLE_DASH else "" if name == "hipb_prefer_ratio" else "__"
+        assert f"`{dashes}{name}`" in table, name

@@ -8,7 +8,8 @@ from types import ModuleType
 import pytest
 
 from gemmpipe.core.device import cpu_device
-from gemmpipe.family import load_family
+from gemmpipe.family import environment, load_family, shipped_families
+from gemmpipe.family.environment import REPORTED
 from gemmpipe.runtime import dispatch_report, gemm_a16w16, reload
 from gemmpipe.runtime.selection_log import LOG
 from gemmpipe.runtime.tables import load_tables, table_layers
@@ -137,6 +138,9 @@ def test_aiters_names_of_a_table_are_read(name: str, row, table, tmp_path: Path,
         ("PREBUILD_KERNELS", "gemmpipe prebuild"),
         ("AITER_REBUILD", "gemmpipe.runtime.reload()"),
         ("GEMM_A4W4_BLOCKWISE_HIP_CLANG_PATH", "Triton has its own compiler"),
+        ("AITER_ONLINE_TUNE", "GEMMPIPE_ONLINE_TUNING=1"),
+        ("AITER_BYPASS_TUNE_CONFIG", "GEMMPIPE_GIVEN_TABLES_ONLY=1"),
+        ("GTUNE_TP", "not read: shapes.tp="),
     ],
 )
 def test_aiters_other_variables_are_reported_once(name: str, message: str, monkeypatch, caplog) -> None:
@@ -146,6 +150,17 @@ def test_aiters_other_variables_are_reported_once(name: str, message: str, monke
     (line,) = [record.getMessage() for record in caplog.records]
     assert line.startswith(f"gemmpipe: {name} ")
     assert message in line
+
+
+def test_the_page_on_aiter_has_every_variable() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "howto" / "aiter.md").read_text()
+    table = text[text.index("## Environment variables") :]
+    for name in (*REPORTED, *environment.LOG_SELECTION[2:], *environment.CAPTURE[2:]):
+        assert f"`{name}`" in table or f"`{name}=1`" in table, name
+    for family in map(load_family, shipped_families()):
+        if family.aiter_table:
+            name = family.aiter_table.variable
+            assert f"_{name}`" in table, name
 
 
 def test_rows_timed_on_a_shared_gpu_come_after_all_others(row, table, tmp_path, monkeypatch) -> None:
