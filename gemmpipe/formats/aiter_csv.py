@@ -13,6 +13,7 @@ from gemmpipe.core.events import counted
 from gemmpipe.core.schema import RECORDED, RESULT
 from gemmpipe.family import Family, KernelDefaults
 from gemmpipe.family.aiter_table import render
+from gemmpipe.family.dtypes import DTYPES_16BIT
 from gemmpipe.family.problem import is_missing
 from gemmpipe.formats import Format, Target
 from gemmpipe.formats.native import unite_into
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 _SOLUTIONS = "hipblaslt"
 """The library with solution numbers that both programs use; aiter finds its own kernels by name."""
 _ASSEMBLY = "asm"
+_TORCH = "torch"
+"""torch's product, which aiter's table of bf16 products has too."""
 _NAME = "kernelName"
 """The knob of an assembly kernel that holds aiter's name of it."""
 
@@ -87,10 +90,20 @@ def _aiter_kernel_name(row: Mapping[str, Scalar]) -> str:
     return str(knobs.get(_NAME) or "") if isinstance(knobs, dict) else ""
 
 
+def _is_plain_torch(row: Mapping[str, Scalar], family: Family) -> bool:
+    """True for torch's product as aiter runs it: unscaled 16-bit operands in rows, and an output of their type."""
+    named = family.aiter_table is not None and "libtype" in family.aiter_table.columns
+    if not named or row.get("libtype") != _TORCH or row.get("scaleAB") or row.get("bpreshuffle"):
+        return False
+    same = row.get("dtype") == row.get("outdtype") and row.get("dtype") in DTYPES_16BIT
+    return same and json.loads(str(row["config"])) == {"method": "mm"}
+
+
 def _unfit_reason(row: Row, family: Family) -> str:
     """Why aiter's table cannot have the row: another kernel, or a key with more columns; empty if it can."""
     assert family.aiter_table is not None
-    if not (is_missing(row.get("config")) or row.get("libtype") == _SOLUTIONS or _aiter_kernel_name(row)):
+    known = row.get("libtype") == _SOLUTIONS or _aiter_kernel_name(row) or _is_plain_torch(row, family)
+    if not (is_missing(row.get("config")) or known):
         return "not kernels of aiter"
     defaults = KernelDefaults(dtype=None, out_dtype=None, bias=None)
     plain = family.key_defaults(defaults, str(row.get("gfx")))

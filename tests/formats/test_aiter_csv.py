@@ -78,19 +78,24 @@ def test_hipblaslts_solutions_are_stored_and_our_kernels_are_not(tmp_path: Path,
     rows = (
         {"M": 1, "libtype": "hipblaslt", "solidx": 21434, "config": json.dumps({"solidx": 21434}), "kernelName": "h@1"},
         {"M": 2, "libtype": "triton", "config": '{"BLOCK_SIZE_M":16}', "kernelName": "product@abc"},
-        {"M": 3, "libtype": "torch", "config": '{"method":"mm"}', "kernelName": "torch"},
+        {"M": 3, "libtype": "torch", "config": '{"method":"float32_copy"}', "kernelName": "torch"},
         {"M": 4, "libtype": "ck", "config": '{"solidx":3,"NUM_KSPLIT":1}', "kernelName": "ck_3@1"},
         {"M": 5, "libtype": "asm", "config": '{"kernelName":"","NUM_KSPLIT":1}', "kernelName": "asm_own_choice@1"},
+        {"M": 7, "libtype": "torch", "config": '{"method":"mm"}', "kernelName": "torch"},
+        {"M": 8, "libtype": "torch", "outdtype": "float32", "config": '{"method":"mm"}', "kernelName": "torch"},
         {"M": 6, "libtype": "asm", "splitK": 4, "config": '{"kernelName":"_ZN5a","NUM_KSPLIT":4}', "kernelName": "a@1"},
     )
     path, _ = AiterCsv(file=None).write(load_family("a16w16"), _selections(*rows), target)
     assert path == tmp_path / "aiter" / "bf16_tuned_gemm.csv"
-    header, line, assembly = path.read_text().splitlines()
+    header, line, assembly, plain = path.read_text().splitlines()
     assert header == BF16
     bf16 = "False,torch.bfloat16,torch.bfloat16,False,False"
     assert line == f"gfx942,304,1,1280,8192,{bf16},hipblaslt,21434,0,4.5,h@1,0.0,0,0"
+    assert plain == f"gfx942,304,7,1280,8192,{bf16},torch,0,0,4.5,torch,0.0,0,0", (
+        "aiter's table has torch's product too"
+    )
     assert assembly == f"gfx942,304,6,1280,8192,{bf16},asm,0,4,4.5,_ZN5a,0.0,0,0", "which aiter finds by its own name"
-    assert "aiter: 4 of 6 selections left out: not kernels of aiter" in [e.text for e in emitted]
+    assert "aiter: 5 of 8 selections left out: not kernels of aiter" in [e.text for e in emitted]
     text = "aiter: 1 of 2 selections left out: aiter's table has no column x_scale"
     blocks = load_family("a8w8_blockscale")
     by_order = pd.DataFrame(
@@ -98,7 +103,7 @@ def test_hipblaslts_solutions_are_stored_and_our_kernels_are_not(tmp_path: Path,
     )
     AiterCsv(file=None).write(blocks, by_order, target)
     assert text in [e.text for e in emitted]
-    row, _ = store.read(path, load_family("a16w16"))
+    row, *_ = store.read(path, load_family("a16w16"))
     assert (row["solidx"], row["splitK"]) == (21434, 1)
     assert AiterCsv(file=None).write(load_family("a16w16"), _selections(*rows[1:5]), target) == []
 
