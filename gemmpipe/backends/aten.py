@@ -1,11 +1,11 @@
 """`torch`: ATen's matrix products of 16-bit and int8 operands as stored, of others through a dequantised weight."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gemmpipe.backends import Backend, torch_moe
-from gemmpipe.core.data import Device, Knobs
+from gemmpipe.core.data import Device, Knobs, Scalar
 from gemmpipe.core.errors import suggest_or_list
 from gemmpipe.family import GemmSpec, Inputs, Launch, Prepared, Weights
 from gemmpipe.family.layouts import ROW_MAJOR
@@ -34,6 +34,10 @@ class Torch(Backend):
     def configs(self, spec: GemmSpec, device: Device, space: "Space") -> Iterable[Knobs]:
         """Every method; `unsupported_reason` rejects those that cannot compute this product."""
         return tuple({"method": method} for method in (torch_moe.METHODS if spec.experts else METHODS))
+
+    def knobs_from_row(self, row: Mapping[str, Scalar], spec: GemmSpec, device: Device) -> Knobs | None:
+        """A row of aiter's: the operands as they are stored."""
+        return None if spec.experts else {"method": "mm"}
 
     def unsupported_reason(self, spec: GemmSpec, knobs: Knobs, device: Device) -> str | None:
         """One `if` per rule."""

@@ -57,8 +57,8 @@ class HipblasLt(Backend):
         return tuple({SOLIDX: index} for index in (*_solutions(spec, device.torch_name), *_library_choice(spec)))
 
     def knobs_from_row(self, row: Mapping[str, Scalar], spec: GemmSpec, device: Device) -> Knobs | None:
-        """A row of aiter's: its `solidx`."""
-        return {SOLIDX: row[SOLIDX]} if isinstance(row.get(SOLIDX), int) else None
+        """A row of aiter's: its `solidx`; without one the library's own choice."""
+        return {SOLIDX: row[SOLIDX] if isinstance(row.get(SOLIDX), int) else LIBRARY_CHOICE}
 
     def unsupported_reason(self, spec: GemmSpec, knobs: Knobs, device: Device) -> str | None:
         """The rules on types, then whether the library lists this solution for the product."""

@@ -3,13 +3,13 @@
 Also the copy of scales to the memory order that a library requires (`scales_in_order`), a part of the library's call.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gemmpipe.backends import Backend
 from gemmpipe.backends.aten import library_violation
-from gemmpipe.core.data import Device, Knobs
+from gemmpipe.core.data import Device, Knobs, Scalar
 from gemmpipe.core.spec import COLUMN
 from gemmpipe.family import GemmSpec, Inputs, Launch, Prepared, Weights
 from gemmpipe.family.dtypes import native_fp8
@@ -63,6 +63,10 @@ class ScaledMm(Backend):
     def configs(self, spec: GemmSpec, device: Device, space: "Space") -> Iterable[Knobs]:
         """Both ways to accumulate."""
         return ({"use_fast_accum": False}, {"use_fast_accum": True})
+
+    def knobs_from_row(self, row: Mapping[str, Scalar], spec: GemmSpec, device: Device) -> Knobs | None:
+        """A row of another program: sums in fp32."""
+        return {"use_fast_accum": False}
 
     def normalise(self, spec: GemmSpec, knobs: Knobs, device: Device) -> Knobs:
         """`use_fast_accum` is False with block scales (applied every 128 elements) and on AMD, without such sums."""

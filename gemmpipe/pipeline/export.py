@@ -15,7 +15,8 @@ from gemmpipe.core.events import Events
 from gemmpipe.core.files import is_number, read_cells
 from gemmpipe.core.paths import MANIFEST, SELECTIONS
 from gemmpipe.core.shell import shell_join
-from gemmpipe.family import Family, load_family
+from gemmpipe.family import Family, KeyColumn, load_family
+from gemmpipe.family.problem import parse_key_value
 from gemmpipe.formats import Format, Target
 from gemmpipe.formats.native import NativeCsv
 from gemmpipe.pipeline.manifest import device_of
@@ -99,7 +100,13 @@ def choices_of_run(folder: Path, families: Collection[str]) -> Choices:
     names = rows[0][1] if rows else []
     if missing := sorted({"format", "bucket", "libtype", "config"} - set(names)):
         raise UserError(f"{folder / SELECTIONS}: no column {missing[0]}, expected the selections of a run")
-    cells = [[_value(name, cell) for name, cell in zip(names, row, strict=False)] for _, row in rows[1:]]
+    keys = {column.name: column for column in family.key_columns}
+    try:
+        cells = [
+            [_value(name, cell, keys.get(name)) for name, cell in zip(names, row, strict=False)] for _, row in rows[1:]
+        ]
+    except UserError as error:
+        raise UserError(f"{folder / SELECTIONS}: {error}") from None
     sessions = journal.read(folder).sessions
     if not sessions:
         raise UserError(f"{folder}: no row of its journal names the device, expected a session row")
@@ -182,10 +189,18 @@ def _family(kernel: object, folder: Path, families: Collection[str]) -> Family:
     return load_family(str(name))
 
 
-def _value(name: str, cell: str) -> Scalar:
-    """A cell as it was before it was written: text, number, or None; an apostrophe guards formulas."""
+def _value(name: str, cell: str, key: KeyColumn | None) -> Scalar:
+    """A cell as it was before it was written: text, number, or None; an apostrophe guards formulas.
+
+    `key`: the column of the family's key with this name. Raises UserError for a value that the key cannot have.
+    """
     if not cell:
         return None
+    if key is not None:
+        try:
+            return parse_key_value(key, cell.removeprefix("'"), "")
+        except UserError as error:
+            raise UserError(f"column {name}: {error}") from None
     if name in _TEXT_COLUMNS or name not in (*schema.SELECTIONS, *schema.RESULT):
         return cell.removeprefix("'") if cell[1:2] in ("=", "+", "-", "@") else cell
     if not is_number(cell):

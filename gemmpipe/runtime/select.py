@@ -101,8 +101,7 @@ def _runnable_candidate(family: Family, row: Row, spec: GemmSpec, device: Device
         raise UnusableRow(f"backend: no '{label}' in this installation")
     if reason := implementation.unavailable(device):
         raise UnusableRow(f"backend: {label}: {reason}")
-    plain = _PLAIN_KNOBS[label][0] if label in _PLAIN_KNOBS else None  # rows of other programs may have no knobs
-    candidate = candidate_of_row(implementation, row, spec, device, plain)
+    candidate = candidate_of_row(implementation, row, spec, device)
     return RunnableCandidate(implementation=implementation, candidate=candidate)
 
 

@@ -17,10 +17,8 @@ class UnsupportedRow(UnusableRow):
     """The candidate runs here, but does not compute this product."""
 
 
-def candidate_of_row(
-    implementation: Implementation, row: Row, spec: GemmSpec, device: Device, plain: Knobs | None = None
-) -> Candidate:
-    """The candidate of a row for this product and device; `plain`: the knobs of a row that has none.
+def candidate_of_row(implementation: Implementation, row: Row, spec: GemmSpec, device: Device) -> Candidate:
+    """The candidate of a row for this product and device.
 
     Raises UnusableRow for invalid knobs and a kernel with changed source, UnsupportedRow for a constraint that the
     knobs violate.
@@ -28,8 +26,7 @@ def candidate_of_row(
     label = implementation.label
     stored = _stored_knobs(row, label)
     if stored is None:
-        from_row = implementation.knobs_from_row(row, spec, device)
-        stored = plain if from_row is None else from_row
+        stored = implementation.knobs_from_row(row, spec, device)
     if stored is None:
         raise UnusableRow(f"knobs: the row of {label} has no config, and its other columns do not determine one")
     try:
