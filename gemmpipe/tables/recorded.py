@@ -20,6 +20,7 @@ class UnsupportedRow(UnusableRow):
 def candidate_of_row(implementation: Implementation, row: Row, spec: GemmSpec, device: Device) -> Candidate:
     """The candidate of a row for this product and device.
 
+    Rows of another program have no knobs of ours: the implementation reads their other columns (`knobs_from_row`).
     Raises UnusableRow for invalid knobs and a kernel with changed source, UnsupportedRow for a constraint that the
     knobs violate.
     """
