@@ -50,7 +50,6 @@ SHORT = {
     "engines/packages.py": "names and folders, read by formats and by the command line",
     "family/aiter_table.py": "the layout of another program's tables",
     "family/dtypes.py": "names of dtypes; imported everywhere, so without torch",
-    "family/environment.py": "variables of the environment",
     "family/layouts.py": "layouts of weights",
     "fmoe/_overlapped_kernel.py": "launches of another module's kernels, whose source tables are valid for",
     "formats/findings.py": "shared by two readers of engines' files",
