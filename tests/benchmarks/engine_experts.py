@@ -278,9 +278,11 @@ def read(path: Path) -> dict[int, dict]:
 
 
 def file_name(case: Case) -> str:
+    """The engine's name of the file for this device."""
+    device = torch.cuda.get_device_name().replace(" ", "_")
     _, inner, experts, _ = MIXTURES[case.mixture]
     kind = ",dtype=fp8_w8a8,block_shape=[128,128]" if case.dtype == FP8 else ""
-    return f"E={experts},N={inner},device_name=NVIDIA_H200{kind}.json"
+    return f"E={experts},N={inner},device_name={device}{kind}.json"
 
 
 def published(case: Case) -> Knobs:
