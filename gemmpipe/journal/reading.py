@@ -94,7 +94,7 @@ def parse_trial(row: Fields, of: Candidate) -> Trial:
         candidate=of,
         status=Status(str(row["status"])),
         launches=checked_count(row["launches"]),
-        requested_launches=checked_count(row.get("asked", 0)),
+        requested_launches=checked_count(row.get("requested_launches", row.get("asked", 0))),
         samples_us=tuple(map(float, samples)),
         err_ratio=None if row.get("err_ratio") is None else _finite(row["err_ratio"]),
         extra_weight_bytes=checked_count(row.get("extra_weight_bytes", 0)),
@@ -270,8 +270,13 @@ class _Known:
     builds: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
 
+_OLD_KINDS = {"cut": "cut_short", "whole": "complete", "home": "assignment"}
+"""Kinds of rows in earlier journals, which also have `asked` for `requested_launches`."""
+
+
 def _take(row: dict[str, object], record: Record, known: _Known) -> None:
-    match row["row"]:
+    kind = row["row"]
+    match _OLD_KINDS.get(kind, kind) if isinstance(kind, str) else kind:
         case "session":
             parse_device(row["device"])
             record.sessions.append(row)
@@ -282,16 +287,16 @@ def _take(row: dict[str, object], record: Record, known: _Known) -> None:
             builds = tuple(map(str, row.get("builds", ())))  # type: ignore[call-overload]
             known.candidates[name] = parse_candidate(row)
             known.builds[name], record.kernel_names[name] = builds, kernel
-        case "cut":
+        case "cut_short":
             record.cut_short.add(str(row["problem"]))
-        case "whole":
+        case "complete":
             record.cut_short.discard(str(row["problem"]))
         case "build":
             record.facts[str(row["id"])] = parse_facts(row)
             record.log.append(_entry(row, record, str(row["id"])))
         case "conditions":
             record.log.append(_entry(row, record, parse_conditions(row)))
-        case "home":
+        case "assignment":
             record.assignments[str(row["problem"])] = str(row["device"])
         case "done":
             record.finished.add((str(row["stage"]), str(row["problem"])))

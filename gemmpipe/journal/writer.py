@@ -87,7 +87,7 @@ class Journal:
             "samples_us": list(trial.samples_us),
         }
         if trial.effective_launches != trial.launches:
-            row["asked"] = trial.requested_launches
+            row["requested_launches"] = trial.requested_launches
         if trial.err_ratio is not None:
             row["err_ratio"] = trial.err_ratio
         if trial.extra_weight_bytes:

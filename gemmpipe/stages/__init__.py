@@ -166,7 +166,7 @@ class Context:
         """Bind a problem to a worker: its candidates are timed on that device alone."""
         self.assignments[problem] = worker
         device = self.pool.devices[worker]
-        self.journal.write("home", problem=problem, device=device.uuid or device.torch_name)
+        self.journal.write("assignment", problem=problem, device=device.uuid or device.torch_name)
 
     def worker_of(self, problem: str) -> int | None:
         """The worker that times this problem, also if an earlier session chose its device; None: not assigned yet."""

@@ -169,7 +169,7 @@ class BudgetFit:
         queue[0] = job.without(dropped)
         pending[problem].difference_update(dropped)
         self._left_out[problem] += len(dropped)
-        self._context.journal.write("cut", problem=problem)
+        self._context.journal.write("cut_short", problem=problem)
         self._context.cut_short.add(problem)
 
     def leave_late(self, queue: MutableSequence[Job], pending: MutableMapping[str, set[Candidate]]) -> None:

@@ -93,7 +93,7 @@ def test_a_deleted_folder_is_made_again(tmp_path: Path) -> None:
                 pass
             deletions.release(5)  # fewer than the tries
             write_atomic(folder / "table.csv", "a,b\n")
-            journal.write("cut", problem=str(number))
+            journal.write("cut_short", problem=str(number))
             journal.sync()
     finally:
         finished.set()

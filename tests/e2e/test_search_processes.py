@@ -75,7 +75,7 @@ def _whole(folder: Path) -> None:
     rows, screened = _rows(folder), _screened(folder)
     assert {row["problem"] for row in rows if row["row"] == "done"} == {p for p, _, _ in screened}
     assert max(screened.values()) == 1
-    homes = {(row["problem"], row["device"]) for row in rows if row["row"] == "home"}
+    homes = {(row["problem"], row["device"]) for row in rows if row["row"] == "assignment"}
     assert len(homes) == len({problem for problem, _ in homes}) == 4
     assert len((folder / "outputs" / "tuned" / "a8w8_blockscale_tuned_gemm.csv").read_text().splitlines()) == 5
 

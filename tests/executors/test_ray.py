@@ -74,7 +74,7 @@ def test_a_worker_killed_during_the_run_is_replaced_and_nothing_is_lost(site: Si
     assert {row["status"] for row in site.rows("trial")} <= {"ok", "pruned"}, "no candidate is blamed"
     nothing_is_repeated(site.rows())
     table_is_right(site, MS)
-    homes = {row["problem"]: row["device"] for row in site.rows("home")}
+    homes = {row["problem"]: row["device"] for row in site.rows("assignment")}
     assert set(homes.values()) == {"place-0", "place-1"}, "both workers had problems"
     assert _gone(started)
 
@@ -99,7 +99,7 @@ def test_a_node_lost_during_the_run_is_replaced_by_one_that_joins(site: Site) ->
     assert code == 0, error
     assert "lost its node or its Ray worker; its work is repeated" in error
     assert {row["status"] for row in site.rows("trial")} <= {"ok", "pruned"}, "no candidate is blamed"
-    assert {row["device"] for row in site.rows("home")} == {"place-0", "place-1"}, "one per node with cores"
+    assert {row["device"] for row in site.rows("assignment")} == {"place-0", "place-1"}, "one per node with cores"
     nothing_is_repeated(site.rows())
     table_is_right(site, MS)
 

@@ -161,6 +161,28 @@ def test_garbage_between_rows_is_skipped_and_counted(tmp_path: Path, h200: Devic
     assert record.skipped in ([], [2 * i for i in range(1, len(lines) + 1)])
 
 
+def test_names_of_earlier_journals_are_read(tmp_path: Path, h200: Device) -> None:
+    """`home`, `cut`, `whole` and `asked` mean `assignment`, `cut_short`, `complete` and `requested_launches`."""
+    written = Journal(tmp_path)
+    written.write("session", device=asdict(h200))
+    written.write("assignment", problem=PROBLEM, device="GPU-1")
+    written.trial(replace(_trial(A, stage="screen", launches=4), requested_launches=2))
+    for problem in (PROBLEM, "other"):
+        written.write("cut_short", problem=problem)
+    written.write("complete", problem=PROBLEM)
+    written.close()
+    path = tmp_path / journal.NAME
+    text = path.read_text()
+    earlier = {"requested_launches": "asked", "assignment": "home", "cut_short": "cut", "complete": "whole"}
+    for name, old in earlier.items():
+        assert f'"{name}"' in text
+        path.write_text(path.read_text().replace(f'"{name}"', f'"{old}"'))
+    found = journal.read(tmp_path)
+    (trial,) = found.of("screen", PROBLEM)
+    assert (found.skipped, found.assignments, found.cut_short) == ([], {PROBLEM: "GPU-1"}, {"other"})
+    assert trial.requested_launches == 2
+
+
 def test_rows_of_a_later_version_are_skipped(tmp_path: Path, h200: Device) -> None:
     _write(tmp_path, h200)
     after = Journal(tmp_path)

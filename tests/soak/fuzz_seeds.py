@@ -160,11 +160,11 @@ JOURNAL = b"".join(
         {"row": "candidate", "id": "c1", "backend": "triton", "knobs": _KNOBS, "kernel": "p@6a0", "builds": ["b"]},
         {"row": "build", "id": "b", "compile_s": 0.5, "shared_bytes": 1, "registers": 2, "spills": 0, "error": ""},
         {**_TRIAL, "stage": "screen", "err_ratio": 0.0},
-        {**_TRIAL, "stage": "bench", "err_ratio": 0.0, "asked": 2, "shared": False, "error": ""},
+        {**_TRIAL, "stage": "bench", "err_ratio": 0.0, "requested_launches": 2, "shared": False, "error": ""},
         {**_TRIAL, "stage": "bench", "tuning": {"seconds": 1.0, "tried": 2, "of": 3, "compiled": 2}},
-        {"row": "home", "problem": _ID, "device": "GPU-1"},
-        {"row": "cut", "problem": _ID},
-        {"row": "whole", "problem": _ID},
+        {"row": "assignment", "problem": _ID, "device": "GPU-1"},
+        {"row": "cut_short", "problem": _ID},
+        {"row": "complete", "problem": _ID},
         {"row": "done", "stage": "bench", "problem": _ID},
     )
 )

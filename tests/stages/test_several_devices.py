@@ -101,7 +101,7 @@ def _tune(context: Context) -> "dict[str, pd.DataFrame]":
 
 def _homes(folder: Path) -> dict[str, str]:
     rows = [json.loads(line) for line in (folder / journals.NAME).read_text().splitlines()]
-    return {row["problem"]: row["device"] for row in rows if row["row"] == "home"}
+    return {row["problem"]: row["device"] for row in rows if row["row"] == "assignment"}
 
 
 def test_every_problem_has_one_device_and_both_have_work(
@@ -123,8 +123,8 @@ def test_a_resumed_run_keeps_each_problem_where_it_was(
 ) -> None:
     before = Journal(tmp_path)
     for problem in PROBLEMS[:4]:
-        before.write("home", problem=problem.id, device="second")
-    before.write("home", problem=PROBLEMS[4].id, device="one that is gone")
+        before.write("assignment", problem=problem.id, device="second")
+    before.write("assignment", problem=PROBLEMS[4].id, device="one that is gone")
     before.close()
     _tune(_context(tmp_path, watched.pool, no_words))
     assert {len(workers) for workers in watched.workers.values()} == {1}

@@ -245,10 +245,10 @@ def _mark_cut_short(states: list[ProblemState], context: Context) -> None:
     for state in states:
         problem = state.problem.id
         if state.cut_short:
-            context.journal.write("cut", problem=problem)
+            context.journal.write("cut_short", problem=problem)
             context.cut_short.add(problem)
         elif problem in context.cut_short:
-            context.journal.write("whole", problem=problem)
+            context.journal.write("complete", problem=problem)
             context.cut_short.discard(problem)
     if cut := sum(c.cut_short for c in states):
         searches, rows = counted(cut, "search", "searches"), verb(cut, "its row is", "their rows are")
