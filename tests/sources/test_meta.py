@@ -134,7 +134,7 @@ def test_errors_are_one_line(
 def test_a_module_without_a_sharding_rule_is_refused() -> None:
     heads = AttentionHeads(query=8, kv=8, width=64)
     odd = [WeightMatrix(name="model.layers.0.mixer.mystery", n=64, k=64, bias=False)]
-    assert sharded_products(odd, heads, {}, 1, 1, 0, "here")[0].cut == "whole"
+    assert sharded_products(odd, heads, {}, 1, 1, 0, "here")[0].sharding == "replicated"
     assert sharded_products(odd, heads, {"mystery": "colwise"}, 2, 1, 0, "here")[0].n == 32
     with pytest.raises(UserError, match=r"no rule to shard 'mixer.mystery' over tp 2"):
         sharded_products(odd, heads, {}, 2, 1, 0, "here")

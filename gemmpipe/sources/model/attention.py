@@ -104,7 +104,7 @@ def _grouped(shape: ModelShape, layer_ids: tuple[int, ...]) -> Iterator[Linear]:
         n=sum(parts),
         k=shape.hidden,
         layer_ids=layer_ids,
-        cut="column",
+        sharding="column",
         modules=tuple(f"self_attn.{x}_proj" for x in "qkv"),
         parts=parts,
         bias=bias,
@@ -116,7 +116,7 @@ def _grouped(shape: ModelShape, layer_ids: tuple[int, ...]) -> Iterator[Linear]:
         n=shape.hidden,
         k=own * value,
         layer_ids=layer_ids,
-        cut="row",
+        sharding="row",
         modules=("self_attn.o_proj",),
         bias=out_bias,
     )
@@ -158,8 +158,12 @@ def latent(shape: ModelShape, layer_ids: tuple[int, ...]) -> Iterator[Linear]:
     kv_a = "self_attn.kv_a_proj_with_mqa"
     if shape.value("q_lora_rank") is None:
         q = ("self_attn.q_proj",)
-        yield Linear(layer="q_proj", n=heads * (nope + rope), k=hidden, layer_ids=layer_ids, cut="column", modules=q)
-        yield Linear(layer="kv_a_proj", n=kv_rank + rope, k=hidden, layer_ids=layer_ids, cut="whole", modules=(kv_a,))
+        yield Linear(
+            layer="q_proj", n=heads * (nope + rope), k=hidden, layer_ids=layer_ids, sharding="column", modules=q
+        )
+        yield Linear(
+            layer="kv_a_proj", n=kv_rank + rope, k=hidden, layer_ids=layer_ids, sharding="replicated", modules=(kv_a,)
+        )
     else:
         q_rank = shape.size("q_lora_rank")
         yield Linear(
@@ -167,21 +171,27 @@ def latent(shape: ModelShape, layer_ids: tuple[int, ...]) -> Iterator[Linear]:
             n=q_rank + kv_rank + rope,
             k=hidden,
             layer_ids=layer_ids,
-            cut="whole",
+            sharding="replicated",
             modules=("self_attn.q_a_proj", kv_a),
             parts=(q_rank, kv_rank + rope),
         )
         q = ("self_attn.q_b_proj",)
-        yield Linear(layer="q_b_proj", n=heads * (nope + rope), k=q_rank, layer_ids=layer_ids, cut="column", modules=q)
+        yield Linear(
+            layer="q_b_proj", n=heads * (nope + rope), k=q_rank, layer_ids=layer_ids, sharding="column", modules=q
+        )
         yield from _indexer(shape, layer_ids, q_rank)
     b = ("self_attn.kv_b_proj",)
-    yield Linear(layer="kv_b_proj", n=heads * (nope + value), k=kv_rank, layer_ids=layer_ids, cut="column", modules=b)
+    yield Linear(
+        layer="kv_b_proj", n=heads * (nope + value), k=kv_rank, layer_ids=layer_ids, sharding="column", modules=b
+    )
     for layer, n, k in (("kv_b_proj.k (absorbed)", kv_rank, nope), ("kv_b_proj.v (absorbed)", value, kv_rank)):
-        yield Linear(layer=layer, n=n, k=k, layer_ids=layer_ids, cut="whole", modules=b, batch=heads, sixteen_bit=True)
+        yield Linear(
+            layer=layer, n=n, k=k, layer_ids=layer_ids, sharding="replicated", modules=b, batch=heads, sixteen_bit=True
+        )
     if shape.rule.output_gate:
         yield unfused_linear("self_attn.gate_proj", heads * value, hidden, "column", layer_ids)
     yield Linear(
-        layer="o_proj", n=hidden, k=heads * value, layer_ids=layer_ids, cut="row", modules=("self_attn.o_proj",)
+        layer="o_proj", n=hidden, k=heads * value, layer_ids=layer_ids, sharding="row", modules=("self_attn.o_proj",)
     )
 
 
@@ -198,7 +208,7 @@ def _indexer(shape: ModelShape, layer_ids: tuple[int, ...], q_rank: int) -> Iter
             n=n,
             k=k,
             layer_ids=layer_ids,
-            cut="whole",
+            sharding="replicated",
             modules=(f"self_attn.indexer.{name}",),
             sixteen_bit=name == "weights_proj",
         )

@@ -72,13 +72,15 @@ def mlp(shape: ModelShape, width: int, layer_ids: tuple[int, ...], prefix: str =
         n=len(names) * own,
         k=hidden,
         layer_ids=layer_ids,
-        cut="column",
+        sharding="column",
         modules=tuple(f"{at}{name}" for name in names),
         parts=(own,) * len(names),
         bias=bias,
     )
     down = (f"{at}down_proj",)
-    yield Linear(layer=f"{prefix}down_proj", n=hidden, k=own, layer_ids=layer_ids, cut="row", modules=down, bias=bias)
+    yield Linear(
+        layer=f"{prefix}down_proj", n=hidden, k=own, layer_ids=layer_ids, sharding="row", modules=down, bias=bias
+    )
 
 
 def experts(shape: ModelShape) -> Iterator[Linear]:
@@ -97,7 +99,7 @@ def experts(shape: ModelShape) -> Iterator[Linear]:
         n=count,
         k=hidden,
         layer_ids=sparse,
-        cut="whole",
+        sharding="replicated",
         modules=gate,
         bias=shape.rule.expert_bias,
         sixteen_bit=True,
@@ -105,13 +107,19 @@ def experts(shape: ModelShape) -> Iterator[Linear]:
     if shared and shape.rule.shared_gate:
         one = ("mlp.shared_expert_gate",)
         yield Linear(
-            layer="shared_expert_gate", n=1, k=hidden, layer_ids=sparse, cut="whole", modules=one, sixteen_bit=True
+            layer="shared_expert_gate",
+            n=1,
+            k=hidden,
+            layer_ids=sparse,
+            sharding="replicated",
+            modules=one,
+            sixteen_bit=True,
         )
     inner = shape.size("moe_latent_size", default=hidden)  # Nemotron-H's experts may be narrower than the model
     if inner != hidden:
         bias = shape.flag(shape.rule.mlp_bias)
-        yield unfused_linear("mlp.fc1_latent_proj", inner, hidden, "whole", sparse, bias=bias)
-        yield unfused_linear("mlp.fc2_latent_proj", hidden, inner, "whole", sparse, bias=bias)
+        yield unfused_linear("mlp.fc1_latent_proj", inner, hidden, "replicated", sparse, bias=bias)
+        yield unfused_linear("mlp.fc2_latent_proj", hidden, inner, "replicated", sparse, bias=bias)
     yield from _grouped(shape, count, width, inner, sparse)
 
 
@@ -131,7 +139,7 @@ def _grouped(shape: ModelShape, count: int, width: int, hidden: int, layer_ids: 
         n=fused * own,
         k=hidden,
         layer_ids=layer_ids,
-        cut="whole" if whole else "column",
+        sharding="replicated" if whole else "column",
         modules=modules,
         parts=(own,) * fused,
         bias=shape.rule.expert_bias,
@@ -143,7 +151,7 @@ def _grouped(shape: ModelShape, count: int, width: int, hidden: int, layer_ids: 
         n=hidden,
         k=own,
         layer_ids=layer_ids,
-        cut="whole" if whole else "row",
+        sharding="replicated" if whole else "row",
         modules=modules,
         bias=shape.rule.expert_bias,
         experts=per_device,
@@ -212,8 +220,8 @@ def per_layer_embeddings(shape: ModelShape) -> Iterator[Linear]:
     width = shape.size("hidden_size_per_layer_input")
     made = shape.split(shape.layers * width, "num_hidden_layers times hidden_size_per_layer_input")
     yield unfused_linear("per_layer_model_projection", made, shape.hidden, "column", (0,))
-    yield unfused_linear("per_layer_input_gate", width, shape.hidden, "whole", shape.every_layer)
-    yield unfused_linear("per_layer_projection", shape.hidden, width, "whole", shape.every_layer)
+    yield unfused_linear("per_layer_input_gate", width, shape.hidden, "replicated", shape.every_layer)
+    yield unfused_linear("per_layer_projection", shape.hidden, width, "replicated", shape.every_layer)
 
 
 def lm_head(shape: ModelShape) -> Linear:
@@ -225,7 +233,7 @@ def lm_head(shape: ModelShape) -> Linear:
         n=n,
         k=shape.hidden,
         layer_ids=(0,),
-        cut="column",
+        sharding="column",
         modules=("lm_head",),
         bias=shape.flag(shape.rule.head_bias),
         sixteen_bit=True,

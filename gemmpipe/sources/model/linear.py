@@ -76,8 +76,8 @@ class Linear:
     k: int
     layer_ids: tuple[int, ...]
     """The decoder layers that have it, from 0; (0,) for a product outside of layers."""
-    cut: str
-    """`column` (N over the devices), `row` (K over the devices) or `whole` (every device has all of it)."""
+    sharding: str
+    """`column` (N over the devices), `row` (K over the devices) or `replicated` (every device has all of it)."""
     modules: tuple[str, ...] = ()
     """The checkpoint's names of the matrices that were merged into it, within their layer."""
     parts: tuple[int, ...] = ()
@@ -102,7 +102,7 @@ def unfused_linear(
     name: str,
     n: int,
     k: int,
-    cut: str,
+    sharding: str,
     layer_ids: tuple[int, ...],
     *,
     bias: bool = False,
@@ -115,7 +115,7 @@ def unfused_linear(
         n=n,
         k=k,
         layer_ids=layer_ids,
-        cut=cut,
+        sharding=sharding,
         modules=(name,),
         parts=parts,
         bias=bias,
@@ -337,7 +337,9 @@ def check_field_names(config: ConfigJson, where: str) -> None:
 
 def check_block_alignment(block: tuple[int, int], linear: Linear, tp: int, where: str) -> None:
     """Raises UserError, beginning with `where`, for a size that is not a multiple of the (rows, columns) of a block."""
-    hint = "; shapes.ep= distributes whole experts instead" if linear.experts and linear.cut != "whole" else ""
+    hint = (
+        "; shapes.ep= distributes whole experts instead" if linear.experts and linear.sharding != "replicated" else ""
+    )
     for size, multiple, what in _shard_sizes(linear, tp, *block):
         if size % multiple:
             raise UserError(
@@ -346,10 +348,10 @@ def check_block_alignment(block: tuple[int, int], linear: Linear, tp: int, where
 
 
 def _shard_sizes(linear: Linear, tp: int, rows: int, columns: int) -> Iterator[tuple[int, int, str]]:
-    if linear.cut == "row" and tp > 1:
+    if linear.sharding == "row" and tp > 1:
         yield linear.k, columns, "K"
     parts = linear.parts or (linear.n,)
-    if linear.cut == "column" and tp > 1:
+    if linear.sharding == "column" and tp > 1:
         yield from ((part, rows, "N of a part") for part in parts)
     else:
         # Unsharded, all parts but the last must end on a block.

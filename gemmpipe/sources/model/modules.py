@@ -81,15 +81,15 @@ def sharded_products(
     """
     if heads.query % tp:
         raise UserError(f"{where}: num_attention_heads {heads.query} does not divide by shapes.tp={tp}")
-    whole: dict[tuple[object, ...], _UnshardedLinear] = {}
+    unsharded: dict[tuple[object, ...], _UnshardedLinear] = {}
     for each in _fuse_siblings(modules):
         linear = each.linear
         key = (linear.layer, linear.n, linear.k, linear.bias, linear.experts, linear.parts, each.units)
-        old = whole.get(key)
+        old = unsharded.get(key)
         layer_ids = old.linear.layer_ids + linear.layer_ids if old else linear.layer_ids
-        whole[key] = replace(each, linear=replace(linear, layer_ids=layer_ids))
-    cutting = _Sharder(heads=heads, plan=plan, tp=tp, ep=ep, where=where)
-    return [replace(cutting.cut(each), topk=topk if each.linear.experts else 0) for each in whole.values()]
+        unsharded[key] = replace(each, linear=replace(linear, layer_ids=layer_ids))
+    sharder = _Sharder(heads=heads, plan=plan, tp=tp, ep=ep, where=where)
+    return [replace(sharder.shard(each), topk=topk if each.linear.experts else 0) for each in unsharded.values()]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -138,7 +138,7 @@ def _linear(
         n=sum(part.n for part in parts),
         k=parts[0].k,
         layer_ids=(layer_id,),
-        cut="",
+        sharding="",
         modules=tuple(f"{at}{each}" for each in leaves),
         parts=tuple(n for n, _ in within),
         bias=any(part.bias for part in parts),
@@ -156,41 +156,43 @@ class _Sharder:
     ep: int
     where: str
 
-    def cut(self, uncut: _UnshardedLinear) -> Linear:
+    def shard(self, unsharded: _UnshardedLinear) -> Linear:
         """The share of one device."""
-        linear = uncut.linear
+        linear = unsharded.linear
         leaf = linear.layer.rpartition(".")[2]
-        way = self._sharding_of(leaf, linear)
+        sharding = self._sharding_of(leaf, linear)
         if linear.experts and self.ep > 1:
-            return replace(linear, cut="whole", experts=self._split_evenly(linear.experts, self.ep, linear.layer, "ep"))
-        if way == "row":
-            return replace(linear, cut=way, k=self._per_device(linear.k, linear.layer))
+            return replace(
+                linear, sharding="replicated", experts=self._split_evenly(linear.experts, self.ep, linear.layer, "ep")
+            )
+        if sharding == "row":
+            return replace(linear, sharding=sharding, k=self._per_device(linear.k, linear.layer))
         parts = linear.parts
-        if way == "column":
-            parts = tuple(self._part(leaf, part, unit, linear) for part, unit in self._parts(leaf, uncut))
-        return replace(linear, cut=way, n=sum(parts), parts=parts)
+        if sharding == "column":
+            parts = tuple(self._part(leaf, part, unit, linear) for part, unit in self._parts(leaf, unsharded))
+        return replace(linear, sharding=sharding, n=sum(parts), parts=parts)
 
     def _sharding_of(self, leaf: str, linear: Linear) -> str:
-        for names, way in ((_COLUMN, "column"), (_ROW, "row"), (_REPLICATED, "whole")):
+        for names, sharding in ((_COLUMN, "column"), (_ROW, "row"), (_REPLICATED, "replicated")):
             if leaf in names:
-                return way
-        planned = next((way for word, way in _PARALLEL_STYLES.items() if word in self.plan.get(leaf, "")), "")
+                return sharding
+        planned = next((sharding for word, sharding in _PARALLEL_STYLES.items() if word in self.plan.get(leaf, "")), "")
         if planned or self.tp == 1:
-            return planned or "whole"
+            return planned or "replicated"
         raise UserError(
             f"{self.where}: no rule to shard '{linear.layer}' over tp {self.tp}{suggest_or_list(leaf, _COLUMN)}"
         )
 
-    def _parts(self, leaf: str, uncut: _UnshardedLinear) -> list[tuple[int, int]]:
+    def _parts(self, leaf: str, unsharded: _UnshardedLinear) -> list[tuple[int, int]]:
         """(N, units) of the parts that are sharded separately, also within a matrix that is stored as one."""
-        linear, heads = uncut.linear, self.heads
+        linear, heads = unsharded.linear, self.heads
         if len(linear.parts) == 1 and leaf in _QKV:
             query, kv = heads.query * heads.width, heads.kv * heads.width
             if linear.n == query + 2 * kv:
                 return [(query, 0), (kv, heads.kv), (kv, heads.kv)]
         if len(linear.parts) == 1 and leaf in ("gate_up_proj", "input_linear"):
             return [(linear.n // 2, 0)] * 2
-        return list(zip(linear.parts, uncut.units, strict=True))
+        return list(zip(linear.parts, unsharded.units, strict=True))
 
     def _part(self, leaf: str, part: int, units: int, linear: Linear) -> int:
         if leaf in _HEAD:

@@ -29,7 +29,7 @@ def delta(shape: ModelShape, layer_ids: LayerIds) -> Iterator[Linear]:
         n=2 * keys + 2 * values,
         k=hidden,
         layer_ids=layer_ids,
-        cut="column",
+        sharding="column",
         modules=(f"{at}qkvz", f"{at}qkv", f"{at}z"),
         parts=(keys, keys, values, values),
     )
@@ -38,7 +38,7 @@ def delta(shape: ModelShape, layer_ids: LayerIds) -> Iterator[Linear]:
         n=2 * value_heads,
         k=hidden,
         layer_ids=layer_ids,
-        cut="column",
+        sharding="column",
         modules=(f"{at}ba", f"{at}b", f"{at}a"),
         parts=(value_heads, value_heads),
         sixteen_bit=True,  # one value per head: smaller than a scale block
@@ -56,12 +56,12 @@ def kda(shape: ModelShape, layer_ids: LayerIds) -> Iterator[Linear]:
         n=3 * inner,
         k=hidden,
         layer_ids=layer_ids,
-        cut="column",
+        sharding="column",
         modules=tuple(f"{at}{x}_proj" for x in "qkv"),
         parts=(inner,) * 3,
     )
     for gate in "fg":
-        yield unfused_linear(f"{at}{gate}_a_proj", width, hidden, "whole", layer_ids)
+        yield unfused_linear(f"{at}{gate}_a_proj", width, hidden, "replicated", layer_ids)
         yield unfused_linear(f"{at}{gate}_b_proj", inner, width, "column", layer_ids)
     # One value per head: smaller than a scale block.
     yield unfused_linear(f"{at}b_proj", own, hidden, "column", layer_ids, sixteen_bit=True)
