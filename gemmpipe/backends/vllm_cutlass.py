@@ -14,6 +14,7 @@ from gemmpipe.core.data import Device, Knobs
 from gemmpipe.core.errors import one_line
 from gemmpipe.core.spec import COLUMN
 from gemmpipe.family import GemmSpec, Inputs, Launch, Prepared
+from gemmpipe.family.dtypes import DTYPES_16BIT
 
 if TYPE_CHECKING:
     import torch
@@ -95,7 +96,7 @@ class VllmCutlass(Backend):
             return f"types: float8_e4m3fn twice, not {spec.x_dtype} and {spec.w_dtype}"
         if spec.x_scale is None or spec.w_scale is None or not (_by_blocks(spec) or _by_rows(spec)):
             return "scales: expected row x row or 1x128 x 128x128"
-        if spec.out_dtype not in ("bfloat16", "float16") or spec.batch > 1 or spec.bias:
+        if spec.out_dtype not in DTYPES_16BIT or spec.batch > 1 or spec.bias:
             return "form: 16-bit output, no bias, one product"
         if spec.n % 16 or spec.k % 16:
             return f"alignment: N={spec.n} and K={spec.k} must be multiples of 16"

@@ -242,6 +242,10 @@ class Trial:
         return median(self.samples_us) if self.samples_us else None
 
 
+SCREENING, FINALS = "screen", "bench"
+"""`Trial.stage` of screening and of the problems' finals, in journals and tables."""
+
+
 def median(values: Iterable[float]) -> float:
     """The middle value, or the mean of the two middle ones."""
     ordered = sorted(values)

@@ -9,6 +9,8 @@ from gemmpipe.family import KernelDefaults, KeyColumn
 DTYPES_16BIT = ("bfloat16", "float16")
 FP8_DTYPES = ("float8_e4m3fn", "float8_e4m3fnuz")
 DTYPES_8BIT = (*FP8_DTYPES, "int8")
+FP4 = "float4_e2m1fn_x2"
+"""Two e2m1 values in a byte."""
 FP8_MAX = {"float8_e4m3fn": 448.0, "float8_e4m3fnuz": 240.0}
 """The greatest value of each fp8 format."""
 OUT_DTYPES = (*DTYPES_16BIT, "float32")

@@ -5,12 +5,12 @@ from typing import TYPE_CHECKING
 
 from gemmpipe.core.spec import COLUMN
 from gemmpipe.family import GemmSpec, Inputs, Scaling, Weights, layouts
+from gemmpipe.family.dtypes import FP4
 
 if TYPE_CHECKING:
     import torch
 
 
-_FP4 = "float4_e2m1fn_x2"
 E2M1_MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 """The magnitudes of a 4-bit float by its low three bits; the fourth bit is the sign."""
 
@@ -113,7 +113,7 @@ def quantise_with_random_scales(
     rows, columns = -(-values.shape[0] // tile[0]), -(-values.shape[1] // tile[1])
     powers = torch.randint(-_BINADES, _BINADES + 1, (rows, columns), generator=generator, device=values.device)
     apply_scales(torch.exp2(powers.float()), tile, values)
-    if dtype_name == _FP4:
+    if dtype_name == FP4:
         return quantise_mx(values, tile[1])
     return quantise_blockwise(values, tile, dtype)
 

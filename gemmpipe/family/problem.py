@@ -12,7 +12,7 @@ from gemmpipe.core.data import Problem, Scalar
 from gemmpipe.core.errors import NotComputed, UserError, quoted_repr, shortened, suggest, suggest_or_list
 from gemmpipe.core.files import is_formula, is_number
 from gemmpipe.family import Family, KernelDefaults, KeyColumn, load_family, shipped_families
-from gemmpipe.family.dtypes import native_fp8
+from gemmpipe.family.dtypes import FP4, native_fp8
 
 T = TypeVar("T")
 
@@ -27,7 +27,7 @@ KNOWN_DTYPES = (
     "float8_e4m3fnuz",
     "float8_e5m2",
     "float8_e5m2fnuz",
-    "float4_e2m1fn_x2",
+    FP4,
     "int8",
     "int4",
     "int32",
@@ -48,9 +48,9 @@ _ALIASES = {
     "fp8_e4m3fnuz": "float8_e4m3fnuz",
     "e5m2": "float8_e5m2",
     "fp8_e5m2": "float8_e5m2",
-    "fp4": "float4_e2m1fn_x2",
-    "fp4x2": "float4_e2m1fn_x2",
-    "mxfp4": "float4_e2m1fn_x2",
+    "fp4": FP4,
+    "fp4x2": FP4,
+    "mxfp4": FP4,
     "i8": "int8",
     "i4": "int4",
 }

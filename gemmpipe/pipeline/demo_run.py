@@ -19,7 +19,7 @@ import yaml
 
 from gemmpipe import __version__
 from gemmpipe.core import schema
-from gemmpipe.core.data import Device, Problem, Status, Trial, median
+from gemmpipe.core.data import FINALS, Device, Problem, Status, Trial, median
 from gemmpipe.core.files import read_regular
 from gemmpipe.core.paths import MANIFEST, PACKAGE, shipped, write_atomic
 from gemmpipe.family import Family, GemmSpec, load_family
@@ -31,7 +31,6 @@ from gemmpipe.search import recorded as recordings
 from gemmpipe.search.history import History
 from gemmpipe.search.recorded import RecordedSpace
 from gemmpipe.search.simulator import NEAR_BEST, ReplayConfig, SimulatedRun, simulate
-from gemmpipe.stages import FINALS
 from gemmpipe.stages.rows import problem_frame, trial_frame
 from gemmpipe.stages.select import Select
 from gemmpipe.stages.selection_rules import Finalist, SelectionRules, select_finalist

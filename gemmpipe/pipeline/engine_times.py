@@ -5,10 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gemmpipe import journal
-from gemmpipe.core.data import TIMED
+from gemmpipe.core.data import FINALS, TIMED
 from gemmpipe.formats.engine_json import EngineJson
 from gemmpipe.pipeline.export import Choices
-from gemmpipe.stages import FINALS
 
 WITH_FILE, WITHOUT_FILE, TUNED, BASELINE = "with file", "without file", "tuned", "baseline"
 """The engine's function with the run's file, and as it is without; the best of all candidates, and the baseline."""

@@ -9,6 +9,7 @@ from gemmpipe.core.paths import RUNS, is_in_runs_folder, shipped_tables, tables_
 from gemmpipe.core.shell import shell_join, shell_quote
 from gemmpipe.core.signals import Interrupted
 from gemmpipe.core.units import duration_text, time_text
+from gemmpipe.engines.packages import ENGINES
 from gemmpipe.executors import Usage
 from gemmpipe.pipeline.manifest import Reused, reused_rows
 from gemmpipe.report.lines import Line, folded
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
     from gemmpipe.pipeline.plan import Plan
     from gemmpipe.stages import Context
 
-_ENGINES = ("vllm", "sglang")
 """Formats that `gemmpipe export` writes for an engine."""
 _PARTS_OF_RUN = 2
 """A run's folder is PIPELINE/TIME in the folder of runs; a sweep has its jobs one level below."""
@@ -121,7 +121,7 @@ def _next_commands(
         return command_lines(shell_join(table_arguments(reused.table, plan.family)), terminal_width())
     on_gpu = context.device.kind != "cpu"
     timed = set(tables["selections"]["format"]) if "selections" in tables else set()
-    engines = [name for name in plan.formats if name in _ENGINES and name in timed]
+    engines = [name for name in plan.formats if name in ENGINES and name in timed]
     exports = [*engines, *(["plugin"] if on_gpu and written else [])] if written or engines else []
     shipped = on_gpu and (shipped_tables() / plan.family.csv_name).is_file()
     return command_lines(_run_name(plan.run_dir), terminal_width(), exports=exports, shipped=shipped)

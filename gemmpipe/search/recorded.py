@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from gemmpipe import journal
-from gemmpipe.core.data import BuildFacts, Candidate, Device, Problem, Scalar, Status, median
+from gemmpipe.core.data import SCREENING, BuildFacts, Candidate, Device, Problem, Scalar, Status, median
 from gemmpipe.core.errors import UserError, one_line, quoted_repr, shortened, suggest_or_list
 from gemmpipe.core.files import is_number, open_regular, read_cells, read_regular
 from gemmpipe.core.paths import MANIFEST
@@ -93,7 +93,7 @@ class _Condenser:
         self._candidate: dict[Candidate, int] = {}
 
     def problem(self, row: Mapping[str, object]) -> dict[str, object]:
-        trials = [t for t in self._record.of("screen", str(row["id"])) if t.candidate.backend in self._backends]
+        trials = [t for t in self._record.of(SCREENING, str(row["id"])) if t.candidate.backend in self._backends]
         results = []
         for trial in sorted(trials, key=lambda t: repr(t.candidate.items)):
             ticks = [round(s / _TICK_US) for s in trial.samples_us]

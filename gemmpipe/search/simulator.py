@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from gemmpipe.core.data import Candidate, Problem, Status, Trial, median
+from gemmpipe.core.data import SCREENING, Candidate, Problem, Status, Trial, median
 from gemmpipe.core.errors import UserError, check_at_least
 from gemmpipe.core.files import named_files
 from gemmpipe.family import GemmSpec
@@ -19,7 +19,6 @@ from gemmpipe.search.features import Array
 from gemmpipe.search.history import History
 from gemmpipe.search.recorded import Outcome, RecordedSpace, read
 
-_STAGE = "screen"
 SCREEN_LAUNCHES = 2  # the screen timer's `iters`: launches of a search that times all candidates alike
 _CUTOFF = 0.95  # of the way from the median to the optimum: the score ends when random search is expected there
 _POINTS = 50
@@ -87,7 +86,7 @@ class SimulatedBench:
         samples = tuple(self._rng.choices(outcome.samples_us, k=request.launches)) if outcome.samples_us else ()
         self.at_s += sum(samples) / 1e6
         return Trial(
-            stage=_STAGE,
+            stage=SCREENING,
             problem=self._problem.id,
             candidate=request.candidate,
             status=outcome.status if samples or outcome.status is not Status.OK else Status.DIED,

@@ -6,12 +6,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from gemmpipe.core.data import Scalar
+from gemmpipe.family.dtypes import DTYPES_8BIT, DTYPES_16BIT, OUT_DTYPES
 
 UNSUPPORTED = "other"
 """The family name of products that no family computes."""
-_WIDE = ("bfloat16", "float16")
-_EIGHT = ("float8_e4m3fn", "float8_e4m3fnuz", "int8")
-_OUT = (*_WIDE, "float32")
 _BLOCK = 128
 
 
@@ -79,9 +77,9 @@ def foreign_product_of(name: str, arguments: Sequence[Argument], out_dtype: str)
             continue
         scales = tuple(each for each in operands[index + 2 : index + 4] if each and each.dtype == "float32")
         turned = w.transposed if straight else w
-        if x.dtype in _EIGHT and len(scales) == 2:
+        if x.dtype in DTYPES_8BIT and len(scales) == 2:
             return _scaled(x.rows, turned, (scales[0], scales[1]), False, out_dtype)
-        if x.dtype in _WIDE and _NAMED.search(name):
+        if x.dtype in DTYPES_16BIT and _NAMED.search(name):
             bias = operands[index + 2] if len(operands) > index + 2 else None
             return _product(x.rows, turned, bias is not None and bias.shape == (turned.shape[1],), x.dtype)
     return None
@@ -102,7 +100,7 @@ def _product(x: Operand, w: Operand, bias: bool, out_dtype: str) -> ObservedProd
         "layout": f"{_memory_layout(x, 'mk')} {_memory_layout(w, 'kn')}",
     }
     values |= {"B": w.shape[0]} if batched else {"bias": bias, "scaleAB": False, "bpreshuffle": False}
-    if w.dtype not in _WIDE or out_dtype not in _OUT or x.dtype != w.dtype or (batched and bias):
+    if w.dtype not in DTYPES_16BIT or out_dtype not in OUT_DTYPES or x.dtype != w.dtype or (batched and bias):
         return UNSUPPORTED, values
     return ("batched_bf16" if batched else "a16w16"), values
 
@@ -130,10 +128,10 @@ def _scaled(
     granularity = "tensor" if sizes == (1, 1) else "row" if sizes == (m, n) else ""
     # cuBLASLt pads the K dimension of the weight's block scales to a multiple of 4.
     by_block = [(m * blocks, -(-n // _BLOCK) * padded) for padded in (blocks, -(-blocks // 4) * 4)]
-    if not granularity and sizes in by_block and not bias and out_dtype in _OUT:
+    if not granularity and sizes in by_block and not bias and out_dtype in OUT_DTYPES:
         return "a8w8_blockscale", {**values, "x_scale": _scale_order(scales[0])}
     values |= {"q_dtype_w": values.pop("dtype"), "granularity": granularity}
-    return ("a8w8" if granularity and out_dtype in _OUT else UNSUPPORTED), values
+    return ("a8w8" if granularity and out_dtype in OUT_DTYPES else UNSUPPORTED), values
 
 
 def _scale_order(scale: Operand) -> str | None:

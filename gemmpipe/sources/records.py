@@ -16,6 +16,7 @@ from gemmpipe.core.errors import UserError, quoted_repr
 from gemmpipe.core.files import named_files, read_cells
 from gemmpipe.engines.server_log import log_lines
 from gemmpipe.family import Family, KernelDefaults, load_family, shipped_families
+from gemmpipe.family.dtypes import DTYPES_16BIT, FP8_DTYPES
 from gemmpipe.family.problem import make_problem, merge_duplicates
 from gemmpipe.sources import Source
 from gemmpipe.sources.model.source import batch_sizes
@@ -115,7 +116,6 @@ class RecordSource(Source):
 
 
 _KINDS = ("Gemm", "GemmAndBias", "GemmStridedBatched", "ScaledGemm")
-_WIDE = ("bfloat16", "float16")
 _SCALINGS = {"0": "tensor", "1": "row", "4": "block", "5": "block"}
 """torch.nn.functional.ScalingType by number."""
 
@@ -180,8 +180,8 @@ def _product_of_signature(operation: "re.Match[str]", sizes: "re.Match[str]") ->
         return _scaled(operation, sizes["rest"])
     values: dict[str, Scalar] = {"dtype": dtype, "outdtype": dtype}
     if kind == "GemmStridedBatched":
-        return ("batched_bf16" if dtype in _WIDE else UNSUPPORTED), {**values, "B": int(sizes["batch"])}
-    return ("a16w16" if dtype in _WIDE else UNSUPPORTED), {**values, "bias": kind == "GemmAndBias"}
+        return ("batched_bf16" if dtype in DTYPES_16BIT else UNSUPPORTED), {**values, "B": int(sizes["batch"])}
+    return ("a16w16" if dtype in DTYPES_16BIT else UNSUPPORTED), {**values, "bias": kind == "GemmAndBias"}
 
 
 def _scaled(operation: "re.Match[str]", rest: str) -> tuple[str, dict[str, Scalar]]:
@@ -194,7 +194,7 @@ def _scaled(operation: "re.Match[str]", rest: str) -> tuple[str, dict[str, Scala
         scales = pair.pop() if len(pair) == 1 else ""
     bias = re.search(r"_bias_(?!None)", rest) is not None
     values: dict[str, Scalar] = {"q_dtype_w": a, "outdtype": out}
-    if a != b or a not in ("float8_e4m3fn", "float8_e4m3fnuz") or not out or not scales:
+    if a != b or a not in FP8_DTYPES or not out or not scales:
         return UNSUPPORTED, values  # older files have one type for all operands
     if scales == "block":
         return (UNSUPPORTED if bias else "a8w8_blockscale"), values

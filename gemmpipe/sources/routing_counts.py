@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from gemmpipe.core.capture_file import MAX_COUNT
 from gemmpipe.core.errors import UserError
 from gemmpipe.core.files import read_cells
 from gemmpipe.core.paths import PRIVATE_MODE, make_folder, open_private, write_atomic
@@ -16,7 +17,6 @@ from gemmpipe.family.routing import profile_of
 SIZES = ("model_dim", "inter_dim", "expert", "topk")
 """The key columns of the layers whose routings are counted together."""
 COLUMNS = (*SIZES, "layer", "counts")
-_MAX_COUNT = 10**15
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +46,7 @@ def _rows(lines: Iterator[tuple[int, list[str]]], path: Path) -> Iterator[tuple[
         try:
             *sizes, layer, counts = cells
             numbers = tuple(parse_bounded_int(cell, 1, 2**31 - 1) for cell in sizes)
-            found = [parse_bounded_int(cell, 0, _MAX_COUNT) for cell in counts.split()]
+            found = [parse_bounded_int(cell, 0, MAX_COUNT) for cell in counts.split()]
         except (UserError, ValueError) as error:
             raise UserError(f"{path}:{line}: {error}") from None
         if len(numbers) != len(SIZES) or len(found) != numbers[2]:

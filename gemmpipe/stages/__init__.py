@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
+from gemmpipe.core.data import FINALS as FINALS
 from gemmpipe.core.data import Candidate, Device, Problem, Scalar
 from gemmpipe.core.events import Events, TimeAccount
 from gemmpipe.core.renamed import accept_old_methods, renamed_members
@@ -50,9 +51,6 @@ class EngineTarget:
 
 POLL_S = 0.5
 """The longest wait of a stage for results, in seconds; between two waits it checks for a request to stop."""
-
-FINALS = "bench"
-"""The stage name of the problems' finals in trials and journals."""
 
 
 @renamed_members(

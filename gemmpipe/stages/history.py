@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gemmpipe import journal
-from gemmpipe.core.data import Candidate, Device, Problem, Scalar, Trial
+from gemmpipe.core.data import SCREENING, Candidate, Device, Problem, Scalar, Trial
 from gemmpipe.core.errors import UserError
 from gemmpipe.family import Family, KernelDefaults
 from gemmpipe.family.problem import make_problem
@@ -19,7 +19,6 @@ from gemmpipe.stages.rows import candidate_of
 from gemmpipe.tables import store
 from gemmpipe.tables.merge import CUT_SHORT, SHARED_CPU, SHARED_GPU, RowPreference, rows_by_key
 
-_STAGE = "screen"
 _SAME_VERSIONS = ("python", "torch", "triton", "cuda", "hip")
 FORMER_POLICIES = {"cpu": "host interleaved", "gpu": "graph cold interleaved"}
 """Kind of device -> the timing method of journals that do not name it; launches on a GPU ran back to back."""
@@ -81,7 +80,7 @@ class PriorRuns:
                     self._add_problem(history, record, str(row["id"]), row["key"])  # type: ignore[arg-type]
 
     def _add_problem(self, history: History, record: Record, name: str, key: Mapping[str, Scalar]) -> None:
-        trials = record.of(_STAGE, name)
+        trials = record.of(SCREENING, name)
         builds = {t.candidate.id: record.builds.get((name, t.candidate.id), ()) for t in trials}
         problem = self.family.problem(tuple(key.items()))
         history.add_problem(problem, self.family.spec(problem), builds)

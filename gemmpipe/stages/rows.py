@@ -6,14 +6,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from gemmpipe.core import schema
-from gemmpipe.core.data import Candidate, Problem, Status, Trial, canonical_json
+from gemmpipe.core.data import FINALS, SCREENING, Candidate, Problem, Status, Trial, canonical_json
 from gemmpipe.core.errors import UserError, quoted_repr, shortened
 from gemmpipe.core.events import counted
 from gemmpipe.family import Family
 from gemmpipe.family.problem import parse_key_value
 from gemmpipe.journal import Record
 from gemmpipe.search import Search
-from gemmpipe.stages import FINALS, Context
+from gemmpipe.stages import Context
 from gemmpipe.stages.screen.candidates import EXCLUDED_COLUMNS, CandidateSummary
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ def excluded_frame(summaries: Sequence[CandidateSummary], kernel_names: Mapping[
 
     columns = {name: [cell for s in summaries for cell in s.excluded[name]] for name in EXCLUDED_COLUMNS}
     frame = pd.DataFrame(dict.fromkeys(schema.TRIALS), index=range(len(columns["candidate"])), dtype=object)
-    frame = frame.assign(**columns, stage="screen", launches=0, extra_weight_bytes=0, shared=False)
+    frame = frame.assign(**columns, stage=SCREENING, launches=0, extra_weight_bytes=0, shared=False)
     frame["problem"] = [s.problem.id for s in summaries for _ in s.excluded["candidate"]]
     names = zip(columns["candidate"], columns["libtype"], strict=True)
     frame["kernelName"] = [kernel_names.get(candidate, libtype) for candidate, libtype in names]

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, ClassVar
 
 from gemmpipe.backends import library_backends
 from gemmpipe.core import schema
-from gemmpipe.core.data import NOISY, Bucket, Candidate, Problem
+from gemmpipe.core.data import FINALS, NOISY, Bucket, Candidate, Problem
 from gemmpipe.core.errors import UserError, check_at_least, suggest_or_list
 from gemmpipe.core.events import counted, verb
 from gemmpipe.family import GemmSpec
 from gemmpipe.family.problem import shape_groups
-from gemmpipe.stages import FINALS, Context, Stage
+from gemmpipe.stages import Context, Stage
 from gemmpipe.stages.engine.files import engine_rows
 from gemmpipe.stages.memory_options import memory_options
 from gemmpipe.stages.rows import report_unsolved

@@ -19,7 +19,7 @@ from gemmpipe.core.data import Device, Knobs, Problem, Scalar
 from gemmpipe.core.errors import UserError
 from gemmpipe.family import Family, GemmSpec, Inputs, KernelDefaults, KeyColumn, Prepared, Scaling, bytes_moved, flops
 from gemmpipe.family.aiter_table import RESULT_COLUMNS, AiterTable
-from gemmpipe.family.dtypes import OUT_DTYPES, check_choice, reject_bias
+from gemmpipe.family.dtypes import FP4, OUT_DTYPES, check_choice, reject_bias
 from gemmpipe.family.operands import make_inputs, make_weights
 from gemmpipe.family.reference import product, tolerance
 from gemmpipe.templates.constraints import tile_violation
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     import torch
 
 
-FP4 = "float4_e2m1fn_x2"
 SCALE_GROUP = 32
 
 

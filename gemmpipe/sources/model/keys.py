@@ -7,6 +7,7 @@ from functools import cached_property
 from gemmpipe.core.data import Problem, Scalar
 from gemmpipe.core.errors import UserError, quoted_repr
 from gemmpipe.family import Family, GemmSpec, KernelDefaults
+from gemmpipe.family.dtypes import DTYPES_16BIT
 from gemmpipe.family.problem import make_problem
 from gemmpipe.sources.model.linear import ArchitectureRule, ConfigJson, Linear, ModelShape
 from gemmpipe.sources.model.quantization import Quantization
@@ -50,7 +51,6 @@ def _has_limit(value: object) -> bool:
     return any(value) if isinstance(value, list | tuple) else bool(value)
 
 
-_WIDE = ("bfloat16", "float16")
 _GATED = 2
 
 
@@ -81,7 +81,7 @@ class FamilyFilter:
     @property
     def reads_16_bit(self) -> bool:
         """True if the family's weights have 16 bits."""
-        return self._sample_spec().w_dtype in _WIDE
+        return self._sample_spec().w_dtype in DTYPES_16BIT
 
     def computes(self, linear: Linear, *, quantised: bool) -> bool:
         """True if this family computes it: plain, batched or grouped, quantised or in 16 bits."""
@@ -96,7 +96,7 @@ class FamilyFilter:
         if self.quantization is None:
             return True
         if not quantised:
-            return self._sample_spec().w_dtype in _WIDE
+            return self._sample_spec().w_dtype in DTYPES_16BIT
         return bool(self.quantization.experts) if self.grouped else self.family.name in self.quantization.families
 
     def problems(

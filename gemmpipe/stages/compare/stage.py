@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, ClassVar
 from gemmpipe import journal
 from gemmpipe.backends.same_size import BLOCKWISE, EMPTY, SameSize
 from gemmpipe.bench.timer import paired_ratio
-from gemmpipe.core.data import Problem, Status
+from gemmpipe.core.data import FINALS, Problem, Status
 from gemmpipe.core.errors import UserError, suggest_or_list
 from gemmpipe.core.events import counted
 from gemmpipe.core.files import read_object
 from gemmpipe.family.roofline import floor_us
-from gemmpipe.stages import FINALS, Context, Stage
+from gemmpipe.stages import Context, Stage
 from gemmpipe.stages.compare import summary as regimes
 from gemmpipe.stages.compare.entries import NAMES, OWN, TUNED
 from gemmpipe.stages.compare.plot import plot

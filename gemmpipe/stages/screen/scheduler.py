@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from gemmpipe.bench.screening import ScreenJob
 from gemmpipe.bench.timer import Timer
-from gemmpipe.core.data import Candidate, Trial
+from gemmpipe.core.data import SCREENING, Candidate, Trial
 from gemmpipe.executors import BuildResult, JobResult
 from gemmpipe.search import TrialRequest
 from gemmpipe.stages import Context
@@ -66,7 +66,7 @@ class Scheduler:
         if state.worker is None and len(self._pool.devices) == 1:
             state.worker = 0
             self._context.assign(state.problem.id, 0)
-        for trial in self._context.record.of("screen", state.problem.id):
+        for trial in self._context.record.of(SCREENING, state.problem.id):
             self._bounds.learn(state.problem, trial)
         self._advance(state)
 
@@ -243,9 +243,9 @@ class Scheduler:
         requests = self._next_requests(state)
         if not requests:
             return False
-        self._journal.launch("screen", state.problem.id, [r.candidate for r in requests])
+        self._journal.launch(SCREENING, state.problem.id, [r.candidate for r in requests])
         job = ScreenJob(
-            stage="screen",
+            stage=SCREENING,
             problem=state.problem,
             requests=tuple(requests),
             timer=self._timer,

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import Protocol
 
 from gemmpipe.bench.screening import DROP_RATIO
-from gemmpipe.core.data import Build, Candidate, Problem, Scalar, Status, Trial
+from gemmpipe.core.data import SCREENING, Build, Candidate, Problem, Scalar, Status, Trial
 from gemmpipe.search import TrialRequest
 from gemmpipe.stages.screen.search_pool import SessionStarted
 
@@ -68,7 +68,7 @@ class ProblemState:
             for request in requests:
                 if request.candidate.id in self._pending:
                     continue  # the search was restarted, and this request is still running
-                earlier = self._record.find("screen", self.problem.id, request.candidate, request.launches)
+                earlier = self._record.find(SCREENING, self.problem.id, request.candidate, request.launches)
                 if earlier is not None:
                     known.append(earlier)
                 elif not self._within_budget(request.candidate):
@@ -114,7 +114,7 @@ class ProblemState:
                 continue
             self._extra.add(request.candidate.id)
             self.requested.append(request.candidate)
-            earlier = self._record.find("screen", self.problem.id, request.candidate, request.launches)
+            earlier = self._record.find(SCREENING, self.problem.id, request.candidate, request.launches)
             if earlier is not None:
                 self._take([earlier])
             else:
@@ -161,7 +161,7 @@ class ProblemState:
 
     def _failure(self, candidate: Candidate, error: str) -> Trial:
         return Trial(
-            stage="screen",
+            stage=SCREENING,
             problem=self.problem.id,
             candidate=candidate,
             status=Status.COMPILE_ERROR,
@@ -226,7 +226,7 @@ class ProblemState:
         """A failed trial for each of these that is still open: its job has ended without a result."""
         missing = [c for c in candidates if c.id in self._pending]
         return [
-            Trial(stage="screen", problem=self.problem.id, candidate=c, status=Status.DIED, error="no result")
+            Trial(stage=SCREENING, problem=self.problem.id, candidate=c, status=Status.DIED, error="no result")
             for c in missing
         ]
 
@@ -282,7 +282,7 @@ class Bounds:
         if not rival_times or bound <= max(_LONG_US, DROP_RATIO * min(rival_times)):
             return None
         why = f"not run: took {bound:.0f} us with fewer rows, the best here takes {min(rival_times):.0f} us"
-        return Trial(stage="screen", problem=problem.id, candidate=candidate, status=Status.PRUNED, error=why)
+        return Trial(stage=SCREENING, problem=problem.id, candidate=candidate, status=Status.PRUNED, error=why)
 
     def exempt(self, problem: Problem, candidates: Collection[Candidate]) -> Candidate | None:
         """The library candidate with the least bound: the baseline is timed, however slow."""
