@@ -40,7 +40,7 @@ class DeepGemmPackage:
             return None
         if names:
             return f"{self.name} has no extension for Python {sys.version_info.major}.{sys.version_info.minor}"
-        # Earlier versions have it beside the package
+        # Earlier versions have it next to the package
         beside = next(self.folder.parent.glob("deep_gemm_cpp*"), None)
         return None if beside is not None else f"{self.name} has no extension"
 

@@ -19,7 +19,7 @@ from gemmpipe.core.signals import signals_blocked
 RETRY_PAUSES_S = (0.1, 0.4, 1.0, 2.0, 4.0)
 """Pauses before each further try to start a process that was killed during its start."""
 EXIT_UNKNOWN = 255
-"""The exit code reported for a process after its forkserver was killed, which alone knows the real one."""
+"""The exit code reported for a process after its forkserver was killed: the real one is lost."""
 
 
 def forkserver() -> ForkServerContext:

@@ -115,7 +115,7 @@ class Clock(ABC):
     """True if start and end of launches back to back overlap."""
 
     def spacer(self) -> Spacer | None:
-        """What runs between separate launches; None where launches never overlap."""
+        """The kernel between separate launches; None where launches never overlap."""
         return None
 
     @abstractmethod

@@ -30,9 +30,9 @@ class ProcessorTime:
     at: float
     """On the monotonic clock."""
     busy_s: float
-    """Of all usable cores together, for any process; time that a hypervisor takes away counts as busy."""
+    """Seconds of all usable cores together, for any process; time that a hypervisor takes counts as busy."""
     own_s: float
-    """Of this process and its driver."""
+    """Seconds of this process and its driver."""
 
 
 class ForeignProcessorTime:

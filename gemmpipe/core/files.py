@@ -19,7 +19,7 @@ from typing import BinaryIO, TextIO
 from gemmpipe.core.errors import UserError, quoted_repr, suggest_or_list
 
 MAX_MANIFEST_BYTES = 50_000_000
-"""Of a run's manifest: it names every file and every unsolved problem."""
+"""The limit for a run's manifest, which names every file and every unsolved problem."""
 
 
 def open_regular(path: Path, expected: str) -> BinaryIO:

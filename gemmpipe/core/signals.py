@@ -64,7 +64,7 @@ class _StartupInterrupt:
 
 
 startup_interrupt = _StartupInterrupt()
-"""Of this process: the command line installs its handler; a run checks it before handling signals itself."""
+"""The instance of this process: the command line installs its handler, a run checks it before installing its own."""
 
 
 def _is_importing(frame: FrameType | None) -> bool:

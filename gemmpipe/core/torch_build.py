@@ -1,6 +1,6 @@
 """Facts of the installed torch that need no import of it, which takes 2 to 4 s: versions, GPU driver, CPU kernels.
 
-Each is what torch itself reports, or is asked of torch: a value that differs would give tables another key.
+Each equals the value that torch reports, or is read from torch: a different value would give tables another key.
 """
 
 import contextlib
@@ -83,7 +83,7 @@ def may_have_gpu() -> bool:
 def cpu_capability() -> str:
     """The instruction set of torch's CPU kernels on this machine: `avx2`, `avx512`, `neon`, `sve256` ...
 
-    torch is asked once per build of torch and kind of CPU; its answer is kept in the user's cache folder.
+    torch is imported once per build of torch and kind of CPU; the name is kept in the user's cache folder.
     """
     known = _cache_file()
     if "torch" not in sys.modules and known is not None:

@@ -14,13 +14,13 @@ BLOCKS, ROWS, SIXTEEN, EXPERTS_BLOCKS, EXPERTS_SIXTEEN = (
 KINDS = (BLOCKS, ROWS, SIXTEEN, EXPERTS_BLOCKS, EXPERTS_SIXTEEN)
 """The kinds of layers."""
 EXPERT_ARGUMENTS = ("ep_size", "expert_parallel_size", "enable_expert_parallel", "moe_a2a_backend")
-"""Arguments of servers, by name, that choices of kernels for experts depend on besides the backends' flags."""
+"""Arguments of servers, by name, that choices of kernels for experts depend on in addition to the backends' flags."""
 _FALSE = ("", "0", "false", "no", "off")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Situation:
-    """What an engine's choice depends on."""
+    """The facts that an engine's choice depends on."""
 
     gfx: str
     flags: Mapping[str, str] = field(default_factory=dict)
@@ -28,9 +28,9 @@ class Situation:
     variables: Mapping[str, str] = field(default_factory=dict)
     """Environment variables."""
     packages: Mapping[str, bool] = field(default_factory=dict)
-    """Whether a package can be imported; for a name that is absent, whether it is installed here."""
+    """True by name if a package can be imported; for an absent name, the packages of this Python decide."""
     sizes: Sequence[tuple[int, int]] = ()
-    """(N, K) of the products of the kind of layers that is asked about, if known."""
+    """(N, K) of the products of the kind of layers in question, if known."""
 
     def enabled(self, variable: str, default: bool) -> bool:
         """An environment variable that is true or false."""
@@ -70,7 +70,7 @@ class KernelRule:
     """As the engine's log names it."""
     title: str
     backend: str
-    """The value of the backend flag that asks for it; empty for a kernel without one."""
+    """The value of the backend flag that selects it; empty for a kernel without one."""
     source: str
     """The file in the engine's package that has the conditions."""
     conditions: tuple[Condition, ...] = ()
@@ -139,7 +139,7 @@ class LayerRules:
         )
 
     def computes_all(self, rule: KernelRule, situation: Situation) -> bool:
-        """True if the server computes all sizes with this kernel once its flag asks for it."""
+        """True if the server computes all sizes with this kernel once its flag selects it."""
         if not (flags := self.flags_for(rule)):
             return all(each.rule is rule for each in self.chosen_by_size(situation))
         asked = replace(situation, flags={**situation.flags, flags[0].lstrip("-").replace("-", "_"): flags[1]})
@@ -253,5 +253,5 @@ def not_disabled(variable_name: str, kernel: str) -> Condition:
 
 
 def never(reason: str) -> Condition:
-    """Never chosen without being asked for."""
+    """Chosen only by its flag."""
     return lambda situation: reason

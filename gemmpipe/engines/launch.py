@@ -1,4 +1,4 @@
-"""The launch line of a server that reads tuned files, and where these must lie."""
+"""The launch line of a server that reads tuned files, and the folders of these files."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from gemmpipe.engines.packages import PLACES, SGLANG, TITLES, VLLM
 DENSE, EXPERTS = "dense", "experts"
 """The kinds of products that an engine's Triton functions compute."""
 _MODEL = "MODEL"
-"""Stands for the model where it is unknown."""
+"""The placeholder for an unknown model."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,10 +59,10 @@ def use_lines(
     installed: Path | None = None,
     package: str | None = None,
 ) -> list[str]:
-    """What the user does with files of these kinds in `folder`: where they must lie, and the launch line.
+    """Instructions for files of these kinds in `folder`: where to copy them, and the launch line.
 
-    `export`: the words of the command that exports these choices; `installed`: the folder of the engine's package that
-    holds the dense files now, if they were copied there; `package`: the package that the user named for it.
+    `export`: the arguments of the command that exports these choices; `installed`: the folder of the engine's package
+    that holds the dense files now, if they were copied there; `package`: the package that the user named for it.
     """
     engine, title = server.engine, TITLES[server.engine]
     lines = []

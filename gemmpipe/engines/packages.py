@@ -72,5 +72,5 @@ def dense_folder(engine: str, package: Path) -> Path:
     folder = package.parent / PLACES[engine]
     if not folder.is_dir():
         version = version_of_package(package) or "of unknown version"
-        raise EnvironmentProblem(f"{TITLES[engine]} {version} has no folder {folder}; its files lie elsewhere")
+        raise EnvironmentProblem(f"{TITLES[engine]} {version} has no folder {folder}; its files are in another folder")
     return folder

@@ -1,4 +1,4 @@
-"""What a server's log states about kernels: version, arguments, chosen kernels, tuned files that were read or missed.
+"""Facts about kernels in a server's log: version, arguments, chosen kernels, tuned files that were read or missed.
 
 Lines of vLLM 0.25.1 and 0.33.0 (`Selected NAME for MODULE`, `Using NAME Fp8 MoE backend out of ...`, `non-default
 args`) and of SGLang 0.5.23 (`server_args=...`), which does not name the kernels of layers.
@@ -77,7 +77,7 @@ class ServerLog:
             _append(self.kernels.setdefault(kind, []), match["kernel"])
         if match := _READ.search(line):
             _append(self.read, match["path"])
-        if match := _MISSING.search(line):  # vLLM lists every folder with this name: the first one stands for it
+        if match := _MISSING.search(line):  # vLLM lists every folder with this name: the first one is taken
             _append(self.missing, match["path"])
         if not self.device and (match := _DEVICE.search(line)):
             self.device = (match["file"] or match["plugin"]).replace("_", " ")

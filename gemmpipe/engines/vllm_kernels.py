@@ -121,7 +121,7 @@ def _asked_for_deepgemm(situation: Situation) -> bool:
 
 
 def _fp8_order(situation: Situation, rules: Sequence[KernelRule]) -> Sequence[KernelRule]:
-    """On Hopper Triton first, under expert parallelism FlashInfer's CUTLASS; DeepGEMM alone where it was asked for."""
+    """On Hopper Triton first, under expert parallelism FlashInfer's CUTLASS; DeepGEMM alone if its variable is set."""
     if _asked_for_deepgemm(situation):
         return [rule for rule in rules if rule.backend == "deep_gemm"]
     if situation.gfx != _HOPPER:

@@ -1,6 +1,6 @@
 """Supervision of one worker process: job queue, crash blame, deadlines, memory limit, restarts and time account.
 
-* `WorkerProcess`: starts, stops and talks to the process.
+* `WorkerProcess`: starts and stops the process and exchanges messages with it.
 * `CrashHistory`: candidates that crashed workers, shared by all supervisors of a run.
 * `RetryQueue`: the pending jobs, and the decision after a crash: retry alone, quarantine, or repeat.
 * `WorkerSupervisor`: keeps the process busy and replaces it.

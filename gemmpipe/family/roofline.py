@@ -1,8 +1,8 @@
 """The roofline of an architecture: measured rates, and the lower bound of a product's time that follows from them.
 
 The rates are options of the group `roofline`, one file per architecture with the source and the date of the
-measurements. Architectures without a file have no floor; `reference` stands in where times are only compared with each
-other, as in the order of candidates.
+measurements. Architectures without a file have no floor; `roofline_or_reference` gives the H200's where times are only
+compared with each other, as in the order of candidates.
 """
 
 import functools

@@ -85,7 +85,7 @@ class Demo:
 
 @dataclass(frozen=True, kw_only=True)
 class _RowFacts:
-    """What rows of selections need to know of a run."""
+    """The facts of a run that rows of selections contain."""
 
     family: Family
     device: Device

@@ -1,4 +1,4 @@
-"""What the alternatives of an engine take for a run's products: its own function, libraries, and our kernels."""
+"""Times of an engine's alternatives for a run's products: its own function, libraries, and our kernels."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass

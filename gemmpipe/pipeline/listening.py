@@ -1,4 +1,4 @@
-"""The listeners of a run: started before its first stage, and told its outcome whatever ends it."""
+"""The listeners of a run: started before its first stage, and notified of its outcome whatever ends it."""
 
 import shlex
 from collections.abc import Iterator, Mapping

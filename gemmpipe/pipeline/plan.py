@@ -52,7 +52,7 @@ class Plan:
     retune: bool
     report: bool
     open: bool | None
-    """Whether the report is opened in a browser; None: where a person can see it."""
+    """True if the report is opened in a browser; None: only where a person can see it."""
     verbose: bool
     events: str
     """`terminal`, or `json` for a stream of JSON on standard output."""

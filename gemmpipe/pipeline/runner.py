@@ -262,7 +262,7 @@ def run(plan: Plan, events: Events) -> int:
 
 
 def _emit_saved(plan: Plan, events: Events) -> None:
-    """Say what a run that stops has on the disk."""
+    """Print the number of finished trials that an interrupted run has saved."""
     kept = counted(journals.read(plan.run_dir).count, "finished trial")
     events.emit("line", f"saved {kept} in {plan.run_dir / journals.NAME}")
 

@@ -5,7 +5,7 @@ from gemmpipe.stages import Context
 
 
 def emit_step(plan: Plan, stage: str, context: Context, finished: int = 0, later: int = 0) -> None:
-    """Tell the listeners that a stage begins, with the expected time of the next stages of its problems.
+    """Notify the listeners that a stage begins, with the expected time of the next stages of its problems.
 
     `finished` and `later` are the numbers of problems in earlier and later batches. A stage takes as long per problem
     as it did in this run; in the first batch, as long as it usually does.

@@ -94,7 +94,7 @@ def report_run(
 
 
 def _run_name(run_dir: Path) -> str:
-    """How a user names this run in the next commands: `last`, unless it is one of a sweep or lies elsewhere."""
+    """How a user names this run in the next commands: `last`, unless it is one of a sweep or in another folder."""
     folder = run_dir.resolve()
     if is_in_runs_folder(run_dir) and len(folder.relative_to(RUNS.resolve()).parts) == _PARTS_OF_RUN:
         return "last"

@@ -1,4 +1,4 @@
-"""The file of captured routings, beside that of captured products: the rows of each expert in each layer."""
+"""The file of captured routings, next to that of captured products: the rows of each expert in each layer."""
 
 import csv
 import fcntl

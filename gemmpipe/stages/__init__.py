@@ -199,7 +199,7 @@ class Context:
     @property
     def pool(self) -> Pool:
         """The workers; only for stages with `uses_device`."""
-        assert self.pool_or_none is not None, "a stage without uses_device asked for the pool"
+        assert self.pool_or_none is not None, "a stage without uses_device used the pool"
         return self.pool_or_none
 
 
@@ -226,7 +226,7 @@ class Stage(ABC):
     gives: ClassVar[tuple[str, ...]]
     uses_device: ClassVar[bool] = False
     needs_device_info: ClassVar[bool] = False
-    """True if it must know which device this is, without running anything there."""
+    """True if it needs the facts of the device, without running anything there."""
     reads: ClassVar[tuple[str, ...]] = ()
     """Keys at the root of the configuration that only this stage reads: `table`, `inputs`, `target`."""
     per_problem: ClassVar[bool] = False
@@ -243,7 +243,7 @@ class Stage(ABC):
         return ()
 
     def check(self, context: Context) -> None:
-        """Raises UserError for an error that is known before anything runs."""
+        """Raises UserError for an error that can be found before anything runs."""
         return
 
     def usual_s(self, device: Device) -> float:

@@ -137,7 +137,7 @@ class Bench(Stage):
 
 
 def _text_now(pending: Collection[str], context: Context) -> str:
-    """What runs now, and what a budget for a CPU leaves."""
+    """The problem that is timed now, and the number of problems that a budget for a CPU has left."""
     now = next((p for p in context.problems if p.id in pending), None)
     budget, parts = context.cpu_budget, [] if now is None else [context.family.size_text(now)]
     if budget is not None and budget.left and not budget.ends_run:

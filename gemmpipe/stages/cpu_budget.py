@@ -1,7 +1,7 @@
-"""The time budget of a run on a CPU: which problems are timed first, and which are left for the next run.
+"""The time budget of a run on a CPU: the order of problems, and the decision which are left for the next run.
 
-A call on a CPU takes up to seconds, so that all problems of a model take minutes. A run goes through them in passes of
-screening and finals, problem by problem, until its time is over.
+A call on a CPU takes up to seconds, and all problems of a model take minutes. A run makes passes of screening and
+finals over the problems, in order, until the budget is spent.
 """
 
 import math
@@ -14,12 +14,12 @@ from gemmpipe.core.data import Problem
 from gemmpipe.core.events import counted
 from gemmpipe.family import Family
 
-_SCREEN_SHARE = 0.4  # of a pass: the finals check and repeat what screening timed once, and take longer
+_SCREEN_SHARE = 0.4  # of a pass: the finals check and repeat each candidate, and take longer
 _LEAST_SHARE = 0.15  # of the budget: with less time left, no further pass begins
 _SURE_SHARE = 0.6  # of the budget: with less left and no result, more than one pass is needed
 _SEARCH_SHARE = 0.5  # of the time for the finals, which the last search of a screening may use
 _FINALS_TRIALS = 8  # launches that take as long as the finals of one finalist: the reference, its check, samples
-SHORT_S = 1.0  # a search or finals of a run's first problem that take no longer go on to their end
+SHORT_S = 1.0  # shorter searches are not cut short, nor are shorter finals of the first problem
 _JOB_S = 1.0  # of trials that a worker gets at once
 if TYPE_CHECKING:
     from gemmpipe.stages.screen.state import Bounds
@@ -32,19 +32,19 @@ class CpuBudget:
     limit_s: float
     began: float = field(default_factory=time.monotonic)
     left: set[str] = field(default_factory=set)
-    """Ids of the problems that a stage of this pass has left out, because its time was over."""
+    """Ids of the problems that a stage of this pass left out because its time was over."""
     passes: int = 0
     """Passes that have begun."""
     _first_result: float = 0.0
     _screening_ends: float = 0.0
-    """Of the screening that began last: when it had no result yet, and its end, on the monotonic clock."""
+    """Both of the latest screening, on the monotonic clock: the last moment without a result, and its end."""
     kept_share: float = 0.0
-    """Of the time for finals, that a stage after them needs."""
+    """The share of the time for finals that is kept for a stage after them."""
     _finals_end: float = math.inf
     pace_s: float = math.inf
     """The best pace of this run's screening: seconds of a launch over the relative work of its problem."""
     bounds: "Bounds | None" = None
-    """The times of all passes, from which screening knows candidates that are too slow for more rows."""
+    """The times of all passes: screening excludes candidates by their times at fewer rows."""
 
     @property
     def remaining_s(self) -> float:
@@ -57,24 +57,24 @@ class CpuBudget:
         return self.began + self.limit_s
 
     def begin_finals(self) -> None:
-        """Finals begin: they end in time for the stages after them."""
+        """Set the end of the finals that begin now; it leaves time for the stages after them."""
         self._finals_end = time.monotonic() + (1 - self.kept_share) * max(0.0, self.remaining_s)
 
     @property
     def finals_left_s(self) -> float:
-        """Seconds until the finals that began last must end; negative after it."""
+        """Seconds until the latest finals must end; negative after it."""
         return min(self._finals_end, self.ends_at) - time.monotonic()
 
     def screening_ends_at(self) -> float:
-        """The end of a screening that begins now, on the monotonic clock: time for the finals is kept."""
+        """The end of a screening that begins now, on the monotonic clock; it leaves time for the finals."""
         self._first_result = time.monotonic()
         self._screening_ends = self._first_result + _SCREEN_SHARE * max(0.0, self.remaining_s)
         return self._screening_ends
 
     def cuts_screening(self, share: float) -> bool:
-        """True if the screening that began last will end before its work, of which this share is done.
+        """True if the latest screening will run out of time; `share` of its work is done.
 
-        Its rate counts from the last call without a result: before that, workers start.
+        Its rate is measured from the last call without a result: workers start before that.
         """
         now = time.monotonic()
         if share > 0:
@@ -85,7 +85,7 @@ class CpuBudget:
     def cuts_search(self, trial_s: float, trials_left: int) -> bool:
         """True if a search with a result must end now: its next trial would take time that finals need.
 
-        `trial_s` is the time of one of its trials. What takes no longer than a second goes on.
+        `trial_s` is the time of one of its trials. A search with less than a second of work left is not ended.
         """
         if trial_s * trials_left <= SHORT_S:
             return False
@@ -93,12 +93,12 @@ class CpuBudget:
         return time.monotonic() + trial_s > min(latest, self.ends_at - _FINALS_TRIALS * trial_s)
 
     def has_time_for(self, trial_s: float) -> bool:
-        """True if a problem whose trials take so long can be screened and timed in the finals, with one candidate."""
+        """True if one candidate of a problem with trials of this length can be screened and timed in the finals."""
         return (1 + _FINALS_TRIALS) * trial_s <= self.remaining_s
 
     @property
     def ends_run(self) -> bool:
-        """True if the run goes on until the budget is spent: a problem is left, and there is time for another pass."""
+        """True if the run continues until the budget is spent: a problem is left, with time for another pass."""
         return bool(self.left) and self.allows_pass
 
     @property
@@ -108,28 +108,28 @@ class CpuBudget:
 
 
 def trials_at_once(trial_s: float | None) -> int:
-    """The trials that a worker gets at once, as it ends what it has: one while the time of a trial is not known."""
+    """The number of trials in a worker's job, which always runs to its end; 1 while the time of a trial is unknown."""
     return 1 if trial_s is None else max(1, int(_JOB_S / max(trial_s, 1e-6)))
 
 
 def in_order_of_use(problems: Iterable[Problem], family: Family, tuned: Container[str] = ()) -> list[Problem]:
-    """Fewest rows first; with equal rows, the product with the most calls times operations first.
+    """The problems by ascending rows; of equal rows, by descending calls times operations.
 
-    Problems in `tuned` (ids) have a choice already, which a budget cut short for example, and come last.
+    Problems in `tuned` (ids) come last: they have a choice already, for example one that a budget cut short.
 
-    Few rows first, because a run is worth most when it ends early: the time of a problem, and so the cost of tuning it,
-    grows with M, while the ratio of the best candidate to the others falls (on a CPU a decoding step multiplies few
-    rows, and spends its time on reading and converting weights). Besides, the times of a product at few rows are lower
-    bounds of those at many (`Bounds`), which excludes slow candidates without a launch. Rows before products, because
-    a program calls all products with the same rows: each step of the list is useful as a whole.
+    Few rows first, because they gain most per second of tuning: the time of a problem, and with it the cost of tuning,
+    grows with M, while the advantage of the best candidate falls (on a CPU a decoding step multiplies few rows, and
+    spends its time on reading and converting weights). In addition, times at few rows are lower bounds of times at many
+    (`Bounds`), which excludes slow candidates without a launch. Rows before products, because a program calls all
+    products with the same number of rows: a run that ends early has tuned all products of some M.
     """
     return sorted(problems, key=lambda p: (p.id in tuned, p.rows, -p.weight * family.flops(family.spec(p)), p.id))
 
 
 def left_line(total: int, left: Sequence[Problem], limit_s: float, *, repeats: bool = True) -> str:
-    """The line about problems that a run has left, and how to go on.
+    """The line about problems that a run has left, with the command that continues.
 
-    `repeats`: the same command goes on with what is left, since it tunes only what is not tuned.
+    `repeats`: the same command continues, since it tunes only problems that are not tuned.
     """
     fewest, most = min(p.rows for p in left), max(p.rows for p in left)
     rows = f"M {fewest:,}" if fewest == most else f"M {fewest:,} to {most:,}"

@@ -1,7 +1,7 @@
-"""The work of the finals by the time that screening lets expect: its share that is done, and what fits in a budget.
+"""The work of the finals, estimated from the times of screening: the share that is done, and the part within a budget.
 
-A budget for a CPU ends in the middle of a large product's finals, whose job runs to its end once a worker has it. So a
-job is shortened before, to the finalists that fit, or left for the next run.
+A job runs to its end once a worker has it, and finals of a large product on a CPU can take longer than the rest of the
+budget. Such a job is shortened to the finalists that fit before it is sent, or left for the next run.
 """
 
 from collections import Counter
@@ -19,10 +19,11 @@ if TYPE_CHECKING:
     import pandas as pd
 
 _GPU_CHECK_S, _GPU_LAUNCHES = 0.012, 47
-"""For the estimate of the time left on a GPU: what a finalist takes, and the launches at its time on top (20.3 s in all
-for 72 problems, H200, 2026-11-23): of long launches, more stay in the race, as they differ less."""
+"""For the estimate of the time left on a GPU: seconds per finalist, plus its time multiplied by this many launches
+(20.3 s in all for 72 problems, H200, 2026-11-23). Finalists with long launches differ less and are timed for more
+rounds."""
 _CPU_CHECK_S, _MIN_SAMPLE_US, _USUAL_ROUNDS = 0.1, 500.0, 8
-"""On a CPU: a finalist's check, the shortest sample, and the rounds that most run."""
+"""On a CPU: the time of a finalist's check, the shortest sample, and the usual number of rounds."""
 _LEAST_ROUNDS = 3
 _CPU_CHECK_LAUNCHES = 5
 """Long launches that take as long as preparing a finalist's weight and checking it, with its part of the reference (2
@@ -59,11 +60,11 @@ class FinalsWork:
         return sum(self._costs_s[problem].get(c.id, 0.0) for c in candidates)
 
     def leave_out(self, problem: str, candidates: Collection[Candidate]) -> None:
-        """Takes finalists that are not timed out of the work."""
+        """Removes finalists from the work: they are not timed."""
         self._total_s -= self.cost_s(problem, candidates)
 
     def share(self, pending: Mapping[str, Collection[Candidate]]) -> float | None:
-        """The share of the work that is done, where these finalists are left, by problem id; None without work."""
+        """The share of the work that is done; `pending`: open finalists by problem id. None without work."""
         return max(0.0, 1 - self._left_s(pending) / self._total_s) if self._total_s > 0 else None
 
     def _left_s(self, pending: Mapping[str, Collection[Candidate]]) -> float:
@@ -75,7 +76,7 @@ def _time_us(cell: object, otherwise: float) -> float:
 
 
 def finalist_s(time_us: float, timer: Timer, device: Device) -> float:
-    """The time of a finalist in seconds: its check, and the rounds that most stay in the race."""
+    """The time of a finalist in seconds: its check, and the usual number of rounds."""
     if device.kind != "cpu":
         return _GPU_CHECK_S + _GPU_LAUNCHES * time_us / 1e6
     rounds = min(_USUAL_ROUNDS, timer.rounds_for(max(time_us, _MIN_SAMPLE_US), 1))
@@ -84,9 +85,9 @@ def finalist_s(time_us: float, timer: Timer, device: Device) -> float:
 
 
 _USUAL_FINALISTS = 4
-"""Of a problem on a CPU: the best of each library, with and without more memory for weights, and what is near it."""
+"""The usual number on a CPU: the best of each library, with and without more memory for weights, and close ones."""
 _USUAL_S = 0.6
-"""Of the finals of a problem on a CPU with short launches: checks take longer than rounds."""
+"""The usual time of a problem's finals on a CPU with short launches: checks take longer than rounds."""
 
 
 def usual_finals_s(times_us: Sequence[float]) -> float:
@@ -119,7 +120,7 @@ class BudgetFit:
         pending: MutableMapping[str, set[Candidate]],
         libraries: Mapping[str, Collection[str]],
     ) -> None:
-        """Shorten the job that a free worker gets next, or leave it; the first of a run is never left.
+        """Shorten the next job of a free worker, or leave it for the next run; the first job of a run is never left.
 
         `pending`: open finalists by problem id; `libraries`: ids of the candidates that are a library's.
         """
@@ -134,7 +135,7 @@ class BudgetFit:
             self._leave(problem, pending)
 
     def _within_budget(self, job: Job, libraries: Collection[str]) -> list[Candidate]:
-        """The finalists that fit, those that a choice needs first; none if those do not fit."""
+        """The finalists that fit, those first that a selection needs; none if these do not fit."""
         name, left_s = job.problem.id, max(self._budget.finals_left_s, 0.0 if self._has_begun else SHORT_S)
         needed = self._needed(job, libraries)
         kept, spent_s = [*needed], self._work.cost_s(name, needed)
@@ -173,7 +174,7 @@ class BudgetFit:
         self._context.cut_short.add(problem)
 
     def leave_late(self, queue: MutableSequence[Job], pending: MutableMapping[str, set[Candidate]]) -> None:
-        """Leave the jobs that have not begun at the end of the time for finals."""
+        """Leave the jobs that have not begun when the time for finals is over."""
         if self._budget.finals_left_s > 0:
             return
         for job in queue:
@@ -186,11 +187,11 @@ class BudgetFit:
 
     @property
     def left_s(self) -> float | None:
-        """Seconds until the end of the run, where the budget decides; None where the work does."""
+        """Seconds until the end of the run if the budget determines it; None if the work does."""
         return max(0.0, self._budget.remaining_s) if self._budget.ends_run or self._left_out else None
 
     def line(self) -> str:
-        """What was left out of the finals of problems that are timed; empty if nothing."""
+        """The line about finalists that were left out of the finals; empty if there are none."""
         if not self._left_out:
             return ""
         number, problems = sum(self._left_out.values()), len(self._left_out)
@@ -201,7 +202,7 @@ class BudgetFit:
 
 
 def recorded_times_us(tables: "Mapping[str, pd.DataFrame]") -> dict[str, float]:
-    """By problem id, the times of a tuned table's rows, where they are checked; the longest of several."""
+    """By problem id, the time of a tuned table's row that is verified; the longest of several."""
     if "selections" not in tables or "us" not in tables["selections"]:
         return {}
     found: dict[str, float] = {}

@@ -1,6 +1,6 @@
-"""The builds of a candidate: for screening in one memory order of x's block scales, for the finals in all orders.
+"""The builds of a candidate: screening uses one memory order of x's block scales, the finals all orders.
 
-An engine's kernel has another form in the finals than in screening.
+An engine's kernel has different forms in screening and in the finals.
 """
 
 import contextlib
@@ -16,14 +16,14 @@ from gemmpipe.family.guard import PluginError, call_plugin
 from gemmpipe.stages import Context
 
 SHARE_WHILE_SCREENING = 0.8
-"""Of the compile processes, for builds of the finals: the others start a search's next builds at once."""
+"""The share of compile processes that may build for the finals: the others start a search's next builds at once."""
 _SHARE_WHILE_TIMING = 0.5
-"""Of the compile processes while finals are timed and others are ready. A cold run of 72 problems (H200, 16 cores,
-2026-11-23; simulated from its journal) then waits for no build."""
+"""The same share while finals are timed and others are ready. A cold run of 72 problems (H200, 16 cores, 2026-11-23;
+simulated from its journal) then waits for no build."""
 
 
 def screening_builds(implementation: Implementation, spec: GemmSpec, knobs: Knobs, device: Device) -> tuple[Build, ...]:
-    """The builds for the order in which screening times it, the first of `GemmSpec.x_scale_orders`."""
+    """The builds for the memory order that screening times, the first of `GemmSpec.x_scale_orders`."""
     return implementation.builds(spec.with_scale_order(spec.x_scale_orders[0]), knobs, device)
 
 
@@ -40,7 +40,7 @@ def finals_form(implementation: Implementation) -> Implementation:
 def extra_order_builds(
     implementation: Implementation, spec: GemmSpec, knobs: Knobs, device: Device
 ) -> tuple[Build, ...]:
-    """The builds for the other orders and the form in which the finals time it, without those that screening needs."""
+    """The builds of the finals, for the other orders and the other form, without those of screening."""
     form = finals_form(implementation)
     if len(spec.x_scale_orders) == 1 and form is implementation:
         return ()
@@ -52,7 +52,7 @@ def extra_order_builds(
 
 
 def compile_ahead(problem: Problem, finalists: Iterable[Candidate], context: Context) -> None:
-    """Queues what the finals of these candidates need beyond screening, as soon as screening knows the finalists."""
+    """Queues the builds that the finals of these candidates need beyond those of screening."""
     spec = context.family.spec(problem)
     for candidate in finalists:
         context.builds_ahead.add(_extra_builds(candidate, problem, spec, context))
@@ -74,15 +74,15 @@ def _extra_builds(candidate: Candidate, problem: Problem, spec: GemmSpec, contex
 
 
 class FinalsBuilds:
-    """Holds back the finals of a problem until its builds are there; those of others are timed meanwhile.
+    """Delays the finals of a problem until its builds are compiled; finals of other problems are timed meanwhile.
 
-    Compilers have a lower priority than the worker that is timing, and leave it half of the cores where they can.
+    Compile processes have a lower priority than the worker that is timing, and leave it half of the cores if possible.
     """
 
     def __init__(self, jobs: Iterable[FinalsJob], screened: Collection[tuple[str, str]], context: Context) -> None:
         """`screened`: (problem id, candidate id) of the finalists that screening timed.
 
-        An earlier stage has compiled the builds of the others, or they are unknown. On a CPU nothing is compiled.
+        The builds of other finalists were compiled by an earlier stage, or are unknown. On a CPU nothing is compiled.
         """
         self._context, self._ahead = context, context.builds_ahead
         self._waiting = {job.problem.id: job for job in jobs}
@@ -102,7 +102,7 @@ class FinalsBuilds:
             context.events.emit("detail", f"bench: {kernels}, {done:,} compiled during screening")
 
     def send(self, *, enough_ready: bool) -> None:
-        """Keeps compile processes busy: half of them while more finals are ready than the devices need now."""
+        """Keeps compile processes busy: half of them if more finals are ready than the devices need now."""
         self._ahead.send(self._context.pool, _SHARE_WHILE_TIMING if enough_ready else 1.0)
 
     def receive(self, message: BuildResult | JobResult) -> None:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 CALLED, BOUND = "called", "bound"
-"""The first word of a trial's stage: the runtime's function, or the candidate's bare launch; then the layout."""
+"""The beginning of a trial's stage (the runtime's function, or the candidate's bare launch); the layout follows."""
 
 _WARM_US = 30_000  # of replays before the first sample
 
@@ -251,7 +251,7 @@ _CANDIDATE_COLUMNS = ["problem", "candidate", "libtype", "config"]
 
 
 _LAUNCHES_ON_CPU = 12
-"""Of a long launch, in a check of its call: set-up, check, three launches, and three rounds of call and launch."""
+"""Launches of a check of a call, if they are long: set-up, check, three launches, three rounds of call and launch."""
 
 
 def _costs_s(tables: "dict[str, pd.DataFrame]") -> dict[tuple[str, str], float]:

@@ -76,7 +76,7 @@ _MOST_LINES = 200
 class VerifyReport(Stage):
     """A row holds when its winner is correct, at most `max_drift_pct` slower than recorded, and not behind a library.
 
-    A recorded time that was taken otherwise than here (policy, device, beside other work) is not compared: the row is
+    A recorded time that was taken otherwise than here (policy, device, other processes) is not compared: the row is
     counted apart, unless it is stale for another reason.
     Behind a library: slower than the fastest one by more than `max_behind_pct`, paired by round, in an interval that
     excludes 1. Where calls were timed (stage verify_calls), a call through the runtime must take at most

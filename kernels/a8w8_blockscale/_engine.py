@@ -105,7 +105,7 @@ class EngineBlockscale(KernelImplementation):
         return tile_violation(spec, {**NEUTRAL_VALUES, **knobs}, device, accumulators=2, parts=False)
 
     def finals_implementation(self) -> "EngineBlockscale":
-        """The exact form: what is handed out is timed as the engine compiles it."""
+        """The exact form: a written configuration is timed as the engine compiles it."""
         return replace(self, exact=True)
 
     def builds(self, spec: GemmSpec, knobs: Knobs, device: Device) -> tuple[Build, ...]:

@@ -48,7 +48,7 @@ _WAVES_KERNEL = "gemmpipe.kernels.a8w8_blockscale._hopper_waves_kernel:blockscal
 _EARLY_KERNEL = "gemmpipe.kernels.a8w8_blockscale._hopper_early_kernel:blockscale_early_weights"
 _PREFETCH_KERNEL = "gemmpipe.kernels.a8w8_blockscale._hopper_early_kernel:blockscale_prefetched"
 _WAVES_REGISTERS = {COPIED: (240, 24), FOURS: (224, 56), STRIDED: (224, 56)}
-"""Of a math warpgroup with the sums of two waves and a product, and of the other warps."""
+"""Registers of a math warpgroup with the sums of two waves and a product, and of the other warps."""
 _SCALE_LOADER_REGISTERS = 40
 """Registers per thread of the warps that hold eight scales of each of two rows; more would be the math warpgroups'."""
 

@@ -243,7 +243,7 @@ class ModelShape:
         return tuple(value)
 
     def words_per_layer(self, name: str, known: Iterable[str]) -> tuple[str, ...]:
-        """One of these words per layer; empty if the field is absent."""
+        """The value per layer, one of `words`; empty if the field is absent."""
         value, allowed = self.value(name), tuple(known)
         if value is None:
             return ()

@@ -195,7 +195,7 @@ class CandidateSummary:
     problem: Problem
     spec: GemmSpec
     ids: frozenset[str]
-    """Of all candidates that fit."""
+    """The ids of all candidates that fit."""
     required: tuple[Candidate, ...]
     """Candidates that every search times: the libraries', and the incumbents."""
     excluded: Mapping[str, Sequence[str]]

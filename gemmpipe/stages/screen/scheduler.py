@@ -57,7 +57,7 @@ class Scheduler:
         self._when_finished = when_finished
         self._work = work
         self.running_now: ProblemState | None = None
-        """The problem of the last result: what a device works on."""
+        """The problem of the last result, which a device is timing."""
 
     def add(self, state: ProblemState) -> None:
         """Takes a problem and queues its builds: they compile while the next problem is listed."""
@@ -114,7 +114,7 @@ class Scheduler:
         return self._work.measure(self._states.values(), searching=searching, **builds)
 
     def finals_s(self) -> float:
-        """The expected time of all problems' finals on a CPU in seconds, as the trials so far let expect."""
+        """The expected time of all problems' finals on a CPU in seconds, estimated from the trials so far."""
         return self._work.finals_s(self._states.values())
 
     @property
@@ -143,7 +143,7 @@ class Scheduler:
         return True
 
     def _end_long_searches(self) -> None:
-        """Ends searches whose next trial would overrun a budget for a CPU, if what they have can be chosen from."""
+        """Ends searches with enough results for a selection if their next trial would exceed a budget for a CPU."""
         budget = self._context.cpu_budget
         for name, state in self._running.items() if budget is not None else ():
             trial_s, libraries = state.trial_s, self._context.family.baseline
@@ -162,14 +162,14 @@ class Scheduler:
 
     def _take_build(self, message: BuildResult) -> None:
         facts = message.facts
-        # A search may want the same build: problems of a fixed memory order are screened in the other one.
+        # A search may need the same build: problems of a fixed memory order are screened in the other one.
         if self._context.builds_ahead.receive(message) and message.build.id not in self._waiting:
             self._journal.build(message.build.id, facts)
             return
         self._built[message.build.id] = facts.error
         self._search_pool.add_build_facts(message.build.id, facts)
         self._journal.build(message.build.id, facts)
-        # No problem waits for a build that a batch before left in the pool when its time was over.
+        # An earlier batch may have left builds in the pool; no problem waits for these.
         for state in self._waiting.get(message.build.id, {}).values():
             self._mark(state, state.build_finished(message.build.id, facts.error))
 

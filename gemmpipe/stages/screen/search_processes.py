@@ -101,14 +101,14 @@ class SearchWorkerProcess:
 
 
 class RemoteSession(SearchSession):
-    """A session in another process: forwards results, hands out its requests; has none while a reply is open."""
+    """A session in another process: forwards results and returns its requests; has none while a reply is open."""
 
     def __init__(self, problem: str, send: Callable[[Tell], None]) -> None:
         self._problem, self._send_to_worker = problem, send
         self._results: dict[tuple[str, int], Trial] = {}
         """By (candidate id, requested launches): not timed again for a new process."""
         self._outstanding: dict[str, TrialRequest] = {}
-        """By candidate id: requests handed out that have no result yet."""
+        """By candidate id: requests returned by `ask` that have no result yet."""
         self.restart()
 
     def restart(self) -> None:
@@ -143,7 +143,7 @@ class RemoteSession(SearchSession):
         self._send_to_worker(message)
 
     def take_reply(self, requests: Sequence[TrialRequest], finished: bool) -> None:
-        """Takes a reply and its requests; those with a result known to an earlier process are answered at once."""
+        """Takes a reply and its requests; results that an earlier process received are sent at once."""
         self._open_replies -= 1
         self._finished = finished
         known = [r for r in requests if (r.candidate.id, r.launches) in self._results]

@@ -118,7 +118,7 @@ def cross_evaluate(
 ) -> Iterator[tuple[ProblemState, list[TrialRequest]]]:
     """Requests for the fastest candidate of each of the nearest Ms, for problems that have not timed it.
 
-    A search that ends early does not know what the others find later: on an H200 one of 72 problems was 8 % slower than
+    A search that ends early does not have the results of later ones: on an H200 one of 72 problems was 8 % slower than
     its neighbours' choice. Searches with a budget of trials get no extra ones.
     """
     if context.search.budget_trials is not None:

@@ -1,9 +1,9 @@
-"""The work of screening: trials done and expected, and their share of the time, for the display of progress.
+"""The work of screening, for the display of progress: trials done and expected, and the share of the time spent.
 
-Searches decide while they run, so the number of trials is an estimate, corrected by the problems that are finished.
-Problems of large products take longer per trial, so that shares of the time are not shares of the trials. With an empty
-cache compilers decide how long screening takes, and later trials find the builds of earlier ones: the share of the
-trials is far behind that of the time then, and that of the builds is not.
+Searches decide while they run, so the number of trials is an estimate, corrected by finished problems. Trials of large
+products take longer, so the share of the trials is not that of the time. With an empty compile cache the builds
+determine the time of screening, and later trials use builds of earlier ones: then the share of the builds is close to
+that of the time, and the share of the trials is far below it.
 """
 
 import math
@@ -22,8 +22,8 @@ _CPU_OPS = 2e6
 """Multiplications of a product, M * N * K, that take as long as the first launch of a trial: an H200 (2026-11: 0.3 ms
 and 4e13/s, two launches), and a core of a server CPU (seven launches at 5e10/s)."""
 _GPU_OVERHEAD_US, _CPU_OVERHEAD_US = 800.0, 20000.0
-"""Of a trial: loading, first launch, exchange with the worker (H200, 2026-11). On a CPU it is measured as soon as it
-can be (20 to 200 ms by load on 2 cores of a server CPU, 2026-11): trials run one after the other there."""
+"""The overhead of a trial: loading, first launch, messages (H200, 2026-11). On a CPU, where trials run one by one, it
+is measured as soon as possible (20 to 200 ms depending on load, 2 cores of a server CPU, 2026-11)."""
 _CPU_WEIGHT_ROWS = 32
 """Rows of a product on a CPU that take as long as reading or converting its weight."""
 _BUILDS_PER_SQRT = 5.5
@@ -64,11 +64,11 @@ class WorkEstimate:
         self._is_cpu = device.kind == "cpu"
         self._overhead_us = _CPU_OVERHEAD_US if self._is_cpu else _GPU_OVERHEAD_US
         self._began = time.monotonic()
-        """The last moment without a result: before it, workers start."""
+        """The last moment without a result: workers start before it."""
         self._due_at = 0.0
 
     def is_due(self) -> bool:
-        """True if the last measurement is old enough: one takes a look at every problem."""
+        """True if the last measurement is old enough: each one reads the state of every problem."""
         now = time.monotonic()
         if now < self._due_at:
             return False
@@ -110,7 +110,7 @@ class WorkEstimate:
         return ScreenWork(done=trials, expected=expected, share=share)
 
     def trials_left(self, state: ProblemState) -> int:
-        """Trials that a search still wants if it does not end early."""
+        """Trials that a search still requests if it does not end early."""
         return max(state.pending, 0 if state.finished else self._planned(state) - state.answered)
 
     def least_trial_s(self, problem: Problem, pace_s: float) -> float:
@@ -120,19 +120,19 @@ class WorkEstimate:
     def pace_s(self, states: Collection[ProblemState]) -> float:
         """The best pace so far: seconds of the fastest launch of a problem over its relative work; infinite before any.
 
-        The best, as the time of small products is no work, and that of slow candidates tells nothing of the others.
+        The best, since small products take the time of overhead, and slow candidates do not predict others.
         """
         return min((s.least_us / 1e6 / self._relative[s.problem.id] for s in states), default=math.inf)
 
     def finals_s(self, states: Collection[ProblemState]) -> float:
-        """The expected time of the problems' finals on a CPU, in seconds; those that are not timed at the best pace."""
+        """The expected seconds of the problems' finals on a CPU; problems without a time count at the best pace."""
         times_us = {s.problem.id: s.times_us for s in states if s.times_us}
         pace_us = 1e6 * self.pace_s(states)
         others = {} if math.isinf(pace_us) else {name: [pace_us * work] * 2 for name, work in self._relative.items()}
         return sum(usual_finals_s(times_us.get(name, others.get(name, ()))) for name in self._relative)
 
     def _measure_overhead(self, states: Collection[ProblemState]) -> None:
-        """Take the time that is no launch as the overhead of the trials: on a CPU one runs at a time."""
+        """Update the overhead per trial: the time without launches, since one trial runs at a time on a CPU."""
         now, answered = time.monotonic(), sum(state.answered for state in states)
         if not answered:
             self._began = now
@@ -156,7 +156,7 @@ class WorkEstimate:
         return {name: measured.get(name, scale * weight) for name, weight in self._relative.items()}
 
     def _planned(self, state: ProblemState) -> int:
-        """Trials of a problem if its search does not end early; what it takes from earlier runs is answered at once."""
+        """Trials of a problem if its search does not end early; results of earlier runs take no time."""
         planned = self._search.expected_trials(len(state.summary.ids), self._keep)
         budget = self._search.budget_trials
         return planned if budget is None else min(planned, budget)
