@@ -17,8 +17,8 @@ from gemmpipe.core.errors import UserError, shortened, suggest_or_list
 
 _OVERRIDE = re.compile(r"(?P<key>[+~]{0,2}[^=\s]+)=(?P<value>.*)", re.DOTALL)
 _HOME = re.compile(r"(^|[\[,]\s*)~(?=/)")
-_OPEN_MAPPING = "stages.select.prefer."
-"""A mapping with keys of the user's choice: any backend may be preferred, so that a new key is valid there."""
+_OPEN_MAPPINGS = ("stages.select.prefer.", "kernel.key.")
+"""Mappings in which a new key is valid: any backend may be preferred, and any key column of the kernel be set."""
 _GROUP_OF_KEY = {"search.algorithm": "search", "stages.screen.timer": "timer", "stages.bench.timer": "timer"}
 """Keys with an option as their value, and its group."""
 _PATH_KEYS = ("path", "file", "output", "profile", "table", "reuse", "resume", "inputs")
@@ -60,7 +60,7 @@ def _hydra_override(override: str, multirun: bool) -> str:
             raise UserError(f"{override}: expected key=value")
         return override
     key, value = parts["key"], parts["value"]
-    if key.startswith(_OPEN_MAPPING):
+    if key.startswith(_OPEN_MAPPINGS):
         key = f"++{key}"
     if key.lstrip("+~").split("/")[0].split("@")[0] in {"timer", "stage"} and "@" not in key:
         target = "stages.bench.timer" if key == "timer" else "stages.bench"

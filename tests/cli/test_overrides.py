@@ -88,6 +88,14 @@ def test_runs_in_one_second_have_folders_of_their_own(plans: list[Plan]) -> None
         (["chain=[screen,benc]"], "chain: no stage 'benc'; did you mean 'bench'?"),
         (["kernel=a8w8", "kernel.key.granularity=tokn"], "kernel.key.granularity: 'tokn', expected one of row, tensor"),
         (["kernel=fmoe", "kernel.key.q_type=blok"], "kernel.key.q_type: 'blok', expected one of no, none, per_token"),
+        (
+            ["kernel=a8w8_blockscale", "kernel.key.x_scale=rows"],
+            "kernel.key.x_scale: 'rows', expected one of row, column",
+        ),
+        (
+            ["kernel=a16w16", "kernel.key.x_scale=row"],
+            "kernel.key.x_scale: no key column of a16w16; did you mean 'scaleAB'?",
+        ),
         (["kernel=fmoe", "+kernel.key.tpk=4"], "kernel.key.tpk: no key column of fmoe; did you mean 'topk'?"),
         (["format.vllm.device_name=x"], "format.vllm: 'vllm' is not chosen; format=[csv,triton_json,vllm] adds it"),
         (["timer=quick"], "timer=quick: chosen for one stage each, as in timer@stages.bench.timer=quick"),
