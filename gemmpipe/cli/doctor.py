@@ -25,6 +25,7 @@ from gemmpipe.stages.screen.candidates import CandidateFilter
 
 if TYPE_CHECKING:
     from gemmpipe.pipeline.plan import Plan
+    from gemmpipe.tables.merge import Row
 
 _MAX_REASONS = 3
 """Reasons why rows cannot run: the most frequent ones are shown."""
@@ -208,7 +209,16 @@ def _table_summary(paths: Iterable[Path], family: Family, device: Device) -> Ite
         why = [f"{reason} ({rows:,})" for reason, rows in reasons.most_common() if rows]
         more = [f"and {len(why) - _MAX_REASONS} more reasons"] if len(why) > _MAX_REASONS else []
         detail = f": {'; '.join([*why[:_MAX_REASONS], *more])}" if why else ""
-        yield f"{path}: {counted(count + reasons.total(), 'row')}, {count:,} can run here{detail}{_tuned_text(path)}"
+        others = _other_models(table.rows, device)
+        rows_text = counted(count + reasons.total(), "row")
+        yield f"{path}: {rows_text}, {count:,} can run here{detail}{others}{_tuned_text(path)}"
+
+
+def _other_models(rows: "Iterable[Row]", device: Device) -> str:
+    """The other models of device on which rows of this one's gfx and cu_num were timed; they answer here too."""
+    own = [row for row in rows if (row["gfx"], row["cu_num"]) == (device.gfx, device.cu_num)]
+    found = Counter(str(row["device"]) for row in own if row.get("device") not in (None, "", device.name))
+    return "".join(f"; {count:,} timed on {name}, not {device.name}" for name, count in found.most_common())
 
 
 def _tuned_text(path: Path) -> str:

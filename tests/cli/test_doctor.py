@@ -60,8 +60,12 @@ def test_rows_that_can_run_here_are_counted(
     rows += [f"{here},3,64,96,{key},asm,0,0,inf,n\n", f"gfx942,304,4,64,96,{key},asm,0,0,5,n\n"]
     (folder / "aiters.csv").write_text(header + "".join(rows))
     (folder / "theirs.csv").write_text(header + rows[3])
+    named = header.replace("\n", ",device\n") + "".join(
+        f"{here},{m},64,96,{key},torch,0,0,5,n,{name}\n" for m, name in ((1, "NVIDIA H100"), (2, ""), (3, device.name))
+    )
+    (folder / "models.csv").write_text(named)
     monkeypatch.setenv("XDG_DATA_HOME", str(folder / "data"))
-    monkeypatch.setenv("AITER_CONFIG_GEMM_BF16", "aiters.csv:theirs.csv")
+    monkeypatch.setenv("AITER_CONFIG_GEMM_BF16", "aiters.csv:theirs.csv:models.csv")
     monkeypatch.setenv("GEMMPIPE_GIVEN_TABLES_ONLY", "1")
     monkeypatch.setenv("AITER_REBUILD", "1")
     assert main(["doctor", "kernel=a16w16", "device=cpu"]) == 0
@@ -72,6 +76,7 @@ def test_rows_that_can_run_here_are_counted(
     assert "  AITER_CONFIG_GEMM_BF16\n" in out
     assert f"aiters.csv: 4 rows, 1 can run here: {flydsl}; {other}; not timed (1) " in flat
     assert f"theirs.csv: 1 row, 0 can run here: {other} " in flat
+    assert f"models.csv: 3 rows, 3 can run here; 1 timed on NVIDIA H100, not {device.name}" in flat
     assert "GEMMPIPE_GIVEN_TABLES_ONLY is set: neither the user's nor the shipped tables are read" in out
     assert str(folder / "data") not in out
     assert "AITER_REBUILD is not read" in out
