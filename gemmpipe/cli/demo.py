@@ -12,9 +12,9 @@ from gemmpipe.cli.commands import options
 from gemmpipe.cli.run_list import is_true
 from gemmpipe.core.errors import UserError
 from gemmpipe.core.shell import shell_quote
+from gemmpipe.core.text_table import Column, aligned, fold_width, terminal_width
 from gemmpipe.core.units import duration_text, percent_text, speedup_text, time_text
 from gemmpipe.report.lines import Line, fitted
-from gemmpipe.report.text_table import Column, aligned, fold_width, terminal_width
 
 if TYPE_CHECKING:
     from gemmpipe.pipeline.demo_run import Demo, ReplayedProduct

@@ -9,10 +9,10 @@ from gemmpipe.cli.run_list import is_true, whole_number
 from gemmpipe.core.errors import UserError
 from gemmpipe.core.events import counted
 from gemmpipe.core.files import is_number
+from gemmpipe.core.text_table import terminal_width
 from gemmpipe.report.choices import read_sides
 from gemmpipe.report.diff import Difference, DiffRules, compare
 from gemmpipe.report.diff_text import as_json, markdown_lines, text_lines
-from gemmpipe.report.text_table import terminal_width
 
 HELP = """gemmpipe diff A B [fail_above=PERCENT] [markdown=true] [json=true] ...
 

@@ -17,6 +17,7 @@ from gemmpipe.cli.doctor_times import TimedRun, time_lines
 from gemmpipe.core.errors import EnvironmentProblem, UserError, printable, suggest
 from gemmpipe.core.events import counted
 from gemmpipe.core.shell import shell_join
+from gemmpipe.core.text_table import fold_width
 from gemmpipe.engines.kernel_choice import (
     EXPERT_ARGUMENTS,
     EngineRules,
@@ -37,7 +38,6 @@ from gemmpipe.engines.packages import (
     version_of_package,
 )
 from gemmpipe.report.lines import Line, fitted
-from gemmpipe.report.text_table import fold_width
 
 if TYPE_CHECKING:
     from gemmpipe.engines.server_log import ServerLog

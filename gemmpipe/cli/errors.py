@@ -12,9 +12,9 @@ from pathlib import Path
 from gemmpipe.cli import tolerating_closed_pipes
 from gemmpipe.core.errors import EnvironmentProblem, GemmpipeError, UserError, printable, shortened
 from gemmpipe.core.renamed import take_notices
+from gemmpipe.core.text_table import fold_width
 from gemmpipe.family.guard import error_location
 from gemmpipe.report.lines import Line, fitted
-from gemmpipe.report.text_table import fold_width
 
 _MAX_LINE = 500
 """Characters of an error: it may name a path or a column of any length."""

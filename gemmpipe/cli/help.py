@@ -10,8 +10,8 @@ from gemmpipe.cli.commands import COMMANDS, load_command
 from gemmpipe.cli.folders import ConfigFolders, read_text, summary_line
 from gemmpipe.core.errors import UserError, suggest_or_list
 from gemmpipe.core.renamed import OPTIONS
+from gemmpipe.core.text_table import MAX_WIDTH, terminal_width
 from gemmpipe.report.lines import wrapped
-from gemmpipe.report.text_table import MAX_WIDTH, terminal_width
 
 _HEAD = """gemmpipe: from a model and a kernel to tuned artifacts that inference engines load
 

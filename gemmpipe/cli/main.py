@@ -25,8 +25,8 @@ from gemmpipe.cli.help import help_text, help_topics, topic_help
 from gemmpipe.core.errors import EXIT_INTERRUPTED, EnvironmentProblem, GemmpipeError, UserError, printable, shortened
 from gemmpipe.core.paths import RUNS, is_in_runs_folder
 from gemmpipe.core.shell import shell_join
+from gemmpipe.core.text_table import fold_width, terminal_width
 from gemmpipe.report.lines import Line, folded
-from gemmpipe.report.text_table import fold_width, terminal_width
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig

@@ -10,9 +10,9 @@ from gemmpipe.cli import tolerating_closed_pipes
 from gemmpipe.cli.display import display_for
 from gemmpipe.core.errors import printable, shortened
 from gemmpipe.core.events import Event
+from gemmpipe.core.text_table import fold_width
 from gemmpipe.report.lines import WARN, Line, fitted
 from gemmpipe.report.progress import RunProgress
-from gemmpipe.report.text_table import fold_width
 
 _MAX_LINE = 500
 """Characters of a warning; the limit of errors as well."""

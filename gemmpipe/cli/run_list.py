@@ -10,9 +10,9 @@ from gemmpipe.cli.command_line import CommandLine
 from gemmpipe.cli.commands import options
 from gemmpipe.core.errors import UserError, printable, suggest_or_list
 from gemmpipe.core.paths import RUNS, SELECTIONS
+from gemmpipe.core.text_table import Column, aligned, cut, terminal_width
 from gemmpipe.core.units import duration_text
 from gemmpipe.report.run_folder import FINISHED, KILLED, RunFolder, damage, describe_run, groups, run_folders
-from gemmpipe.report.text_table import Column, aligned, terminal_width
 
 HELP = """gemmpipe runs [n=20] [pipeline=NAME] [json=true]
 
@@ -27,6 +27,7 @@ sessions, `arguments` what was typed after the pipeline's name, which the folder
   pipeline=tune   the runs of one pipeline only
   json=true       a JSON list with every fact of each run
 """
+_ROOM_FOR_A_TABLE = 60
 _DEFAULTS: Mapping[str, str] = {"n": "20", "pipeline": "", "json": "false"}
 
 
@@ -86,7 +87,17 @@ def lines(runs: Mapping[Path, RunFolder], width: int) -> list[str]:
         if sweep is not None:
             rows.append((f"{_short(sweep)} (sweep)", None))
         rows += [(f"  {each.name}" if sweep else _short(each), runs[each]) for each in folders]
+    if width < _ROOM_FOR_A_TABLE:
+        return [text for name, run in rows for text in _narrow(printable(name), run, width)]
     return aligned(_columns([printable(name) for name, _ in rows], [run for _, run in rows]), width)
+
+
+def _narrow(name: str, run: RunFolder | None, width: int) -> list[str]:
+    """A run in two lines for a narrow terminal: the folder, whole, then its state, problems, time and arguments."""
+    if run is None:
+        return [name]
+    facts = (_state(run), _problems(run), duration_text(run.total_s), _arguments(run))
+    return [name, cut(f"  {'  '.join(fact for fact in facts if fact)}", width)]
 
 
 def _short(folder: Path) -> str:

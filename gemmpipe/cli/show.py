@@ -11,9 +11,9 @@ from gemmpipe.cli.command_line import CommandLine
 from gemmpipe.cli.commands import options
 from gemmpipe.cli.run_list import is_true, whole_number
 from gemmpipe.core.errors import UserError
+from gemmpipe.core.text_table import terminal_width
 from gemmpipe.report.last_run import LAST, find_finished
 from gemmpipe.report.run_folder import is_run
-from gemmpipe.report.text_table import terminal_width
 
 if TYPE_CHECKING:
     from gemmpipe.report.data import RunData

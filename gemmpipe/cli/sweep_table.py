@@ -15,10 +15,10 @@ from gemmpipe.core.errors import UserError, printable
 from gemmpipe.core.files import MAX_MANIFEST_BYTES, read_object
 from gemmpipe.core.paths import MANIFEST
 from gemmpipe.core.shell import shell_join
+from gemmpipe.core.text_table import Column, aligned, fold_width, terminal_width
 from gemmpipe.core.units import MISSING, duration_text
 from gemmpipe.report.lines import Line, folded
 from gemmpipe.report.speedup import marked_speedup_text
-from gemmpipe.report.text_table import Column, aligned, fold_width, terminal_width
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,11 +8,12 @@ from gemmpipe.core.events import Event, counted
 from gemmpipe.core.paths import RUNS, is_in_runs_folder, shipped_tables, tables_variable
 from gemmpipe.core.shell import shell_join, shell_quote
 from gemmpipe.core.signals import Interrupted
+from gemmpipe.core.text_table import terminal_width
 from gemmpipe.core.units import duration_text, time_text
 from gemmpipe.engines.packages import ENGINES
 from gemmpipe.executors import Usage
 from gemmpipe.pipeline.manifest import Reused, reused_rows
-from gemmpipe.report.lines import Line, folded
+from gemmpipe.report.lines import Line, fitted, folded
 from gemmpipe.report.results import is_shared, product_results, run_figures
 from gemmpipe.report.screen import (
     RunFacts,
@@ -23,7 +24,6 @@ from gemmpipe.report.screen import (
     see_lines,
 )
 from gemmpipe.report.speedup import ABOUT
-from gemmpipe.report.text_table import terminal_width
 from gemmpipe.stages.history import native_tables
 from gemmpipe.stages.rows import undecided_line
 from gemmpipe.stages.workload import saving
@@ -68,8 +68,9 @@ def report_run(
         ended += f", {duration_text(waited_s)} of it waiting for the device"
     if chosen is not None and has_choices:
         _emit_screen(plan, chosen, context, ended, reused, is_stopped=stopped_early)
-    for line in _further_lines(plan, tables, context):
-        emit("line", line)
+    for text in _further_lines(plan, tables, context):
+        for part in fitted(Line(text=text), terminal_width()):  # also without a terminal, as the screen before them
+            _send(context, part)
     stages = "".join(f", {k[:-2]} {v:.1f}" for k, v in context.stage_seconds.items() if "idle" not in k)
     # A format that is searched for itself, such as `engine_vllm_s`, shows what it costs.
     engines = any(name.startswith("engine_") and name != "engine_s" for name in context.stage_seconds)

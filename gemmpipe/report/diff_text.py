@@ -6,12 +6,12 @@ from collections.abc import Iterable, Sequence
 
 from gemmpipe.core.errors import printable
 from gemmpipe.core.events import counted
+from gemmpipe.core.text_table import Column, aligned, cut, escape_markdown, markdown
 from gemmpipe.core.units import speedup_text, time_text
 from gemmpipe.report.choices import Choice, ChoiceTable
 from gemmpipe.report.diff import FASTER, SLOWER, UNSURE, VERDICTS, Difference, Pair, on_shared_device
 from gemmpipe.report.lines import wrapped
 from gemmpipe.report.results import spread
-from gemmpipe.report.text_table import Column, aligned, cut, escape_markdown, markdown
 
 _SIZE_COLUMNS = ("M", "N", "K", "token", "B", "model_dim", "inter_dim", "expert", "topk")
 """Key columns that a table of products shows always; others only where they differ between its rows."""
@@ -134,8 +134,8 @@ def regime_columns(found: Difference) -> list[Column]:
         Column(title="rows", cells=tuple(each.label for each in regimes), is_text=True),
         Column(title="products", cells=tuple(f"{each.speedup.count:,}" for each in regimes)),
         Column(title="speed-up, geomean", cells=tuple(_change_text(each.speedup.mean) for each in regimes)),
-        Column(title="least", cells=tuple(speedup_text(each.speedup.least) for each in regimes)),
-        Column(title="most", cells=tuple(speedup_text(each.speedup.most) for each in regimes)),
+        Column(title="least", cells=tuple(_change_text(each.speedup.least) for each in regimes)),
+        Column(title="most", cells=tuple(_change_text(each.speedup.most) for each in regimes)),
     ]
 
 

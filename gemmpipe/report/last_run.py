@@ -14,7 +14,17 @@ from gemmpipe.core.errors import UserError
 from gemmpipe.core.files import read_cells
 from gemmpipe.core.paths import MANIFEST, RUNS, SELECTIONS
 from gemmpipe.journal import NAME as JOURNAL
-from gemmpipe.report.run_folder import FINISHED, REUSED, RUNNING, SWEEP, can_resume, describe_run, is_run, run_folders
+from gemmpipe.report.run_folder import (
+    FINISHED,
+    REUSED,
+    RUNNING,
+    SWEEP,
+    can_resume,
+    describe_run,
+    is_run,
+    only_listed,
+    run_folders,
+)
 
 LAST = "last"
 """The name of the newest run."""
@@ -59,6 +69,10 @@ def _has_own_results(folder: Path) -> bool:
     return (folder / SELECTIONS).is_file() or not (folder / REUSED).is_file()
 
 
+def _has_more_to_do(folder: Path) -> bool:
+    return can_resume(folder) and not only_listed(folder)
+
+
 WITH_CHOICES = Condition(run="finished run with choices", dated_by=MANIFEST, holds=_has_choices)
 """For `show` and `diff`: with a choice for a problem."""
 WITH_SELECTIONS = Condition(run="finished run with choices", dated_by=MANIFEST, holds=_has_selections)
@@ -67,8 +81,8 @@ WITH_PRODUCTS = Condition(run="run with products", dated_by=JOURNAL, holds=_has_
 """For `report`: also a run that has not ended."""
 TO_WATCH = Condition(run="run with products", dated_by=JOURNAL, holds=_has_products_or_runs)
 """For `report --watch`: also a run that still lists its problems."""
-RESUMABLE = Condition(run="run that can be resumed", dated_by=JOURNAL, holds=can_resume)
-"""For `resume=` and `reuse=`: runs that ended without a problem do not count."""
+RESUMABLE = Condition(run="run that can be resumed", dated_by=JOURNAL, holds=_has_more_to_do)
+"""For `resume=` and `reuse=`: runs that ended without a problem, or only listed them, do not count."""
 WITH_OWN_RESULTS = Condition(run="finished run", dated_by=MANIFEST, holds=_has_own_results)
 ENDED = Condition(run="finished run", dated_by=MANIFEST, holds=lambda folder: True)
 """For `gemmpipe.load`, after WITH_OWN_RESULTS."""

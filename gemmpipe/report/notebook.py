@@ -18,13 +18,13 @@ from gemmpipe.charts.markup import Content, html_table, join, tag
 from gemmpipe.charts.page import figure
 from gemmpipe.charts.style import inline
 from gemmpipe.core.events import counted
+from gemmpipe.core.text_table import Column
 from gemmpipe.core.units import duration_text, speedup_text, time_text
 from gemmpipe.report.attention import Row, product_name
 from gemmpipe.report.diff_text import changed_pairs, note_lines, pair_columns, regime_columns, side_text, summary_line
 from gemmpipe.report.results import COMPARABLE
 from gemmpipe.report.show_text import choice_columns, regime_columns_of
 from gemmpipe.report.speedup import speedup_cell
-from gemmpipe.report.text_table import Column
 
 if TYPE_CHECKING:
     from gemmpipe.report.data import RunData

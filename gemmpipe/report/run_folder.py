@@ -29,7 +29,7 @@ _SOURCE_STAGE = "capture"
 """The stage that takes problems from the source that `shapes` names."""
 _CHOICE = re.compile(r"^      (kernel|shapes): ([\w.-]+)$", re.MULTILINE)
 """Hydra's record of the chosen options. A regular expression, since PyYAML takes 0.1 s per file."""
-_PROBLEM_ROW, _DONE_ROW = b'{"row":"problem",', b'{"row":"done",'
+_SESSION_ROW, _PROBLEM_ROW, _DONE_ROW = b'{"row":"session",', b'{"row":"problem",', b'{"row":"done",'
 SWEEP = "multirun.yaml"
 """Hydra's file in the folder of a sweep."""
 
@@ -162,6 +162,22 @@ def can_resume(folder: Path) -> bool:
     if not (folder / MANIFEST).exists():
         return True
     return _manifest_or_empty(folder).get("exit_code") == EXIT_INTERRUPTED
+
+
+def only_listed(folder: Path) -> bool:
+    """True for a run that finished with nothing but a list of problems, such as `capture`: nothing is left to do."""
+    if (folder / SELECTIONS).is_file() or _state(folder, _manifest_or_empty(folder)) != FINISHED:
+        return False
+    return not _has_work(folder)
+
+
+def _has_work(folder: Path) -> bool:
+    """True if a run's journal has a row that is neither a session's nor a problem's."""
+    with contextlib.suppress(OSError, UserError), open_regular(folder / JOURNAL, "a run's journal") as stream:
+        while line := stream.readline(_MAX_LINE_BYTES):
+            if not line.startswith((_SESSION_ROW, _PROBLEM_ROW)):
+                return True
+    return False
 
 
 def _count_rows(folder: Path) -> int:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from gemmpipe.core.events import counted, verb
+from gemmpipe.core.text_table import Column, aligned
 from gemmpipe.core.units import (
     MISSING,
     bytes_text,
@@ -40,7 +41,6 @@ from gemmpipe.report.speedup import (
     speedup_cell,
     spread_text,
 )
-from gemmpipe.report.text_table import Column, aligned
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -7,6 +7,7 @@ from typing import Any
 from gemmpipe.core.data import Trial, canonical_json
 from gemmpipe.core.errors import UserError, printable, suggest_or_list
 from gemmpipe.core.events import counted
+from gemmpipe.core.text_table import Column, aligned, cut
 from gemmpipe.core.units import time_text
 from gemmpipe.report.attention import records
 from gemmpipe.report.data import TABLE, RunData
@@ -14,7 +15,6 @@ from gemmpipe.report.diff_text import knobs_text
 from gemmpipe.report.lines import wrapped
 from gemmpipe.report.show_text import choice_columns, legend_lines, product_object
 from gemmpipe.report.tables import origin_text
-from gemmpipe.report.text_table import Column, aligned, cut
 from gemmpipe.report.trial_frame import (
     ProblemTrials,
     by_problem,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from gemmpipe.core.errors import printable
 from gemmpipe.core.events import counted, verb
 from gemmpipe.core.files import is_number
+from gemmpipe.core.text_table import Column, aligned
 from gemmpipe.core.units import MISSING, duration_text, percent_text, speedup_text, time_text
 from gemmpipe.report.attention import attention_lines, records
 from gemmpipe.report.data import TABLE, RunData
@@ -16,7 +17,6 @@ from gemmpipe.report.lines import wrapped
 from gemmpipe.report.remains import missing
 from gemmpipe.report.results import RegimeResult, run_figures
 from gemmpipe.report.speedup import library_cell, marked_speedup_text, speedup_cell
-from gemmpipe.report.text_table import Column, aligned
 from gemmpipe.report.trial_frame import by_problem
 
 if TYPE_CHECKING:

@@ -98,9 +98,9 @@ def comparison(selection: Selection) -> dict[str, object]:
         "baseline": baseline.kernel_name if baseline else None,
         "baseline_config": config_text(baseline.candidate) if baseline else None,
         "baseline_us": _rounded(baseline.time_us) if baseline else None,
-        "ratio": _rounded(ratio.median) if ratio else None,
-        "ratio_low": _rounded(ratio.low) if ratio else None,
-        "ratio_high": _rounded(ratio.high) if ratio else None,
+        "ratio": _significant(ratio.median) if ratio else None,
+        "ratio_low": _significant(ratio.low) if ratio else None,
+        "ratio_high": _significant(ratio.high) if ratio else None,
         "near_ties": selection.near_ties,
         "incumbent_us": _rounded(selection.incumbent.time_us) if selection.incumbent else None,
         "runner_up": selection.runner_up.kernel_name if selection.runner_up else None,
@@ -112,3 +112,8 @@ def comparison(selection: Selection) -> dict[str, object]:
 
 def _rounded(value: float | None) -> float | None:
     return None if value is None else round(value, 4)
+
+
+def _significant(ratio: float) -> float:
+    """A ratio with six digits: a speed-up of 500 is 0.002, of which four decimals would leave one digit."""
+    return float(f"{ratio:.6g}")

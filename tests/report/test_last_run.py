@@ -89,7 +89,7 @@ COMMANDS: dict[str, tuple[Callable[[], Path], set[str]]] = {
     "load": (lambda: api.load("last").folder, {"chosen", "bucketed", "failed", "listed", "refused", "stopped"}),
     "resume=": (
         lambda: find_run("resume", "last", None, False).folder,
-        {"chosen", "bucketed", "failed", "listed", "stopped", "killed", "running"},
+        {"chosen", "bucketed", "failed", "stopped", "killed", "running"},
     ),
 }
 """What a command takes as `last`, and the kinds of runs that it may be."""

@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gemmpipe.core.text_table import fold_width, terminal_width
 from gemmpipe.report.lines import GOOD, KEY, Line, folded, styled
-from gemmpipe.report.text_table import fold_width, terminal_width
 
 
 @pytest.mark.parametrize(
-    ("columns", "width"), [(None, 80), ("", 80), ("60", 60), ("100", 100), ("20", 60), ("999", 120)]
+    ("columns", "width"), [(None, 80), ("", 80), ("60", 60), ("100", 100), ("45", 45), ("20", 40), ("999", 120)]
 )
 def test_without_a_terminal_the_width_is_that_of_columns(
     columns: str | None, width: int, monkeypatch: pytest.MonkeyPatch

@@ -74,7 +74,8 @@ def test_on_a_cpu(folder: Path, compare: Callable[..., Compare]) -> None:
     )
     assert absent["status"].eq("unsupported").all()
     assert absent["error"]["triton.autotune"] == "no GPU: Triton tunes on one"
-    (said,) = re.findall(r"not timed without a GPU: (.*) \(compared.csv has why\)", text)
+    assert max(len(line) for line in text.splitlines() if str(folder) not in line and "shapes=" not in line) <= 80
+    (said,) = re.findall(r"not timed without a GPU: (.*) \(compared.csv has why\)", " ".join(text.split()))
     assert {"deepgemm", "quack", "same_size blockwise", "triton.autotune", "untuned"} <= set(said.split(", "))
     assert "no GPU:" not in text
     regimes = pd.read_csv(run_dir / "regimes.csv")
@@ -105,7 +106,8 @@ def test_own_kernels_of_the_finals_where_a_library_was_chosen(
     assert "tuned: 2 chosen by" not in text, "a manifest without a time is no error"
     shutil.rmtree(next(folder.glob("outputs/runs/tune")))
     run_dir, text = compare(*args)
-    assert "not timed: own kernels: unsupported: a library was chosen, and the journal of that run is not here" in text
+    lost = "not timed: own kernels: unsupported: a library was chosen, and the journal of that run is not here"
+    assert lost in " ".join(text.split())
 
 
 @pytest.mark.e2e
@@ -118,7 +120,7 @@ def test_all_batches_have_one_summary(faulty_words: tuple[str, ...], compare: Ca
     assert len(pd.read_csv(run_dir / "trials.csv")) == compared["us"].notna().sum()
     assert text.count("as nothing is tuned here") == 1
     assert "tuned over the floor" not in text, "there is nothing to compare"
-    assert "not timed: tuned: unsupported: no row in the tables; tune it first (3 problems)" in text
+    assert "not timed: tuned: unsupported: no row in the tables; tune it first (3 problems)" in " ".join(text.split())
     assert "time, as nothing is tuned here: geomean (least to most)" in text
     assert re.search(r"fastest library +\d[\d.]* [um]s", text)
 
@@ -180,23 +182,43 @@ def test_the_summary_is_by_regime() -> None:
     assert summed.loc[("M 8 to 64", "tuned")]["over_floor"] == pytest.approx(1.5)
     assert summed.loc[("M 512", "fastest library")]["over_tuned"] == 1.0, "b, not a"
     assert ("M 8 to 64", "c") not in summed.index
-    text = "\n".join(lines(compared, summed.reset_index(), None))
+    text = "\n".join(lines(compared, summed.reset_index(), None, 80))
     assert "own kernels behind fastest library on 1 of 3 problems" in text
     assert "M=64 N=64 K=32: 0.500 (a 5.00 us)" in text
     assert "not timed: c: unsupported: no GPU: none (1 problem)" in text
-    assert "own kernels behind b on 0 of 2 problems" in lines(compared, summed.reset_index(), "b")
-    [race] = [line for line in text.splitlines() if line.startswith("  M 8 to 64")]
+    assert "own kernels behind b on 0 of 2 problems" in lines(compared, summed.reset_index(), "b", 80)
+    [race] = [line for line in text.splitlines() if line.startswith("  M 8 to 64  ") and " of " in line]
     assert " ".join(race.split()) == "M 8 to 64 1.00 (0.50) of 2 1 1.00 (0.50) of 2 1.50 (1.50) of 2"
-    unknown = lines(compared, summed.reset_index(), "bb")
+    unknown = lines(compared, summed.reset_index(), "bb", 80)
     assert any("no timed entry named 'bb'; did you mean" in line for line in unknown)
+
+
+@pytest.mark.parametrize("width", [80, 40])
+def test_the_tables_of_the_summary_fit_the_width(width: int) -> None:
+    """Four regimes stand beside each other, or below, and have all names each time."""
+    ms = (8, 16, 128, 200, 512, 600, 1024, 8192)
+    compared = _compared(
+        [(name, m, 1.0, 1.0) for name in ("tuned", "own kernels") for m in ms]
+        + [("torch bfloat16_convert", m, 1 + m / 100, 1 + m / 100) for m in ms]
+        + [("a", m, 1 / (1 + m / 1000), 1.5) for m in ms]
+    )
+    text = lines(compared, summarize(compared, [64, 256, 1000]), None, width)
+    assert max(map(len, text)) <= width or width < 80
+    tables = [line for line in text if line.startswith("  ") and "=" not in line]
+    assert max(map(len, tables)) <= width
+    for label in ("M 8 to 16", "M 128 to 200", "M 512 to 600", "M 1024 to 8192"):
+        assert sum(label in line for line in tables) >= 2, "in both tables"
+    assert sum("torch bfloat16_convert" in line for line in tables) == (2 if width == 80 else 4)
+    (race,) = [" ".join(line.split()) for line in tables if "M 8 to 16 " in line and " of " in line][:1]
+    assert race.startswith("M 8 to 16 1.50 (1.50) of 2")
 
 
 def test_a_copy_of_the_weight_is_marked_and_says_why_it_does_not_count(tmp_path: Path) -> None:
     compared = _compared([("tuned", 8, 1.0, None), ("a", 8, 1.5, None), ("torch float32_copy", 8, 0.2, None)])
-    plain = "\n".join(lines(compared, summarize(compared, [64]), None))
+    plain = "\n".join(lines(compared, summarize(compared, [64]), None, 80))
     assert " +" not in plain
     compared.loc[compared["name"] == "torch float32_copy", ["extra_weight_bytes", "peer"]] = [4096, False]
-    text = lines(compared, summarize(compared, [64]), None)
+    text = lines(compared, summarize(compared, [64]), None, 80)
     rows = {line.split("  ")[1]: line.split()[-1] for line in text if line.startswith("  ")}
     assert rows["torch float32_copy +"] == "0.20"
     assert rows["fastest peer"] == "1.50", "not the copy, which is faster"
@@ -218,16 +240,16 @@ def test_many_candidates_of_a_backend_are_one_entry() -> None:
     assert [fastest["us_of"], fastest["over_own"], fastest["us"]] == pytest.approx([1, 1 / 8, 10 * (1 + 1 / 8)])
     assert summed.loc[("M 8", "fastest peer")]["over_tuned"] == pytest.approx(1 + 1 / 8)
     assert summed.loc[("M 8", "fastest library")]["over_tuned"] == pytest.approx(1.5)
-    text = "\n".join(lines(compared, summed.reset_index(), "fastest peer"))
+    text = "\n".join(lines(compared, summed.reset_index(), "fastest peer", 80))
     assert "own kernels behind fastest peer on 2 of 2 problems" in text
-    assert "M=8 N=64 K=32: 0.125 (deepgemm 1 11.25 us)" in text
+    assert "M=8 N=64 K=32: 0.125 (deepgemm 1 11.2 us)" in text
 
 
 def test_a_backends_label_is_enough_for_its_only_path() -> None:
     compared = _compared([("tuned", 8, 1.0, 1.0), ("own kernels", 8, 1.0, 1.0), ("lib fast", 8, 2.0, 2.0)])
-    assert "own kernels behind lib fast on 0 of 1 problem" in lines(compared, summarize(compared, [64]), "lib")
+    assert "own kernels behind lib fast on 0 of 1 problem" in lines(compared, summarize(compared, [64]), "lib", 80)
     both = _compared([("tuned", 8, 1.0, 1.0), ("lib fast", 8, 2.0, 2.0), ("lib slow", 8, 3.0, 3.0)])
-    text = lines(both, summarize(both, [64]), "lib")
+    text = lines(both, summarize(both, [64]), "lib", 80)
     assert "stages.compare.baseline: 'lib' has several paths; expected one of lib fast, lib slow" in text
 
 
@@ -235,14 +257,14 @@ def test_reasons_that_differ_in_a_number_are_reported_once() -> None:
     compared = _compared([("tuned", 8, 1.0, 1.0), ("lib", 1, None, None), ("lib", 2, None, None)])
     compared.loc[compared["us"].isna(), "error"] = ["alignment: M=1 is odd", "alignment: M=2 is too small"]
     assert "not timed: lib: unsupported: alignment: M=1 is odd, or similar (2 problems)" in lines(
-        compared, summarize(compared, [64]), None
+        compared, summarize(compared, [64]), None, 80
     )
 
 
 def test_the_cost_of_a_tuner_is_reported() -> None:
     compared = _compared([(name, m, 1.0, 1.0) for name in ("tuned", "triton.autotune") for m in (8, 64)])
     compared.loc[compared["name"] == "triton.autotune", ["tuning_s", "tried", "of", "compiled"]] = [10.0, 25, 900, 20]
-    text = lines(compared, summarize(compared, [64]), None)
+    text = lines(compared, summarize(compared, [64]), None, 80)
     assert (
         "triton.autotune: chose in 20 s, 10.0 s and 25 of 900 configurations per problem (median), 40 compiled;"
         " cut short by backend.autotune.limit_s on 2 of 2"

@@ -13,6 +13,7 @@ from gemmpipe.core.data import FINALS, Problem, Status
 from gemmpipe.core.errors import UserError, suggest_or_list
 from gemmpipe.core.events import counted
 from gemmpipe.core.files import read_object
+from gemmpipe.core.text_table import terminal_width
 from gemmpipe.family.roofline import floor_us
 from gemmpipe.stages import Context, Stage
 from gemmpipe.stages.compare import summary as regimes
@@ -89,7 +90,7 @@ class Compare(Stage):
             rows += self._rows(problem, entries, trials, context)
         compared = pd.DataFrame(rows, columns=list(COMPARED))
         summary = regimes.summarize(compared, self.regimes)
-        context.final_lines[:] = regimes.lines(compared, summary, self.baseline)
+        context.final_lines[:] = regimes.lines(compared, summary, self.baseline, terminal_width())
         context.final_lines.extend(_tuning_cost_lines(tables["lineup"], context.run_dir.parent.parent))
         if self.plot:
             path = plot(compared, context.run_dir / "compare.html", context.device.name, summary)

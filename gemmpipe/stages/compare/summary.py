@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 from gemmpipe.core.data import median
 from gemmpipe.core.errors import suggest_or_list
 from gemmpipe.core.events import counted
-from gemmpipe.core.units import time_text
+from gemmpipe.core.text_table import Column, aligned, beside
+from gemmpipe.core.units import MISSING, time_text
 from gemmpipe.stages.compare.entries import AUTOTUNE, TUNED
 
 if TYPE_CHECKING:
@@ -28,6 +29,8 @@ NOTES = {
     UNLIKE: "* computes another product of this size, or nothing",
     COPIED: f"+ keeps a copy of the weight, which takes more memory: does not count for '{LIBRARY}' and '{PEER}'",
 }
+_BASELINE_TITLES = ("own kernels", "behind", "tuned", "over floor (most)")
+_ROOM_FOR_RANGES = 60
 _MOST_LINES = 20
 _NO_GPU = ("unsupported: no GPU", "unsupported: no NVIDIA GPU")
 _MOST_NAMES = 6
@@ -96,12 +99,15 @@ def _means(part: "pd.DataFrame") -> dict[str, float]:
     return found | {"own_behind": int((part["over_own"] < 1).sum())}
 
 
-def lines(compared: "pd.DataFrame", regimes: "pd.DataFrame", baseline: str | None) -> list[str]:
-    """The printed summary: entries over the tuned choice, own kernels against one entry, and untimed entries."""
+def lines(compared: "pd.DataFrame", regimes: "pd.DataFrame", baseline: str | None, width: int) -> list[str]:
+    """The printed summary: entries over the tuned choice, own kernels against one entry, and untimed entries.
+
+    Its tables have at most `width` columns.
+    """
     name = _full_name(baseline or LIBRARY, regimes["name"])
     return [
-        *_ratio_table(regimes, marks_of(compared)),
-        *_baseline_table(regimes, name),
+        *_ratio_table(regimes, marks_of(compared), width),
+        *_baseline_table(regimes, name, width),
         *_slower_problems(compared, name),
         *_tuning_lines(compared),
         *_untimed_lines(compared),
@@ -124,57 +130,72 @@ def marks_of(compared: "pd.DataFrame") -> dict[str, str]:
     return found
 
 
-def _ratio_table(regimes: "pd.DataFrame", marked: Mapping[str, str]) -> list[str]:
-    """A row per name, a column per regime; times instead of ratios where nothing is tuned."""
+def _ratio_table(regimes: "pd.DataFrame", marked: Mapping[str, str], width: int) -> list[str]:
+    """A row per name, a column per regime; times instead of ratios where nothing is tuned.
+
+    Regimes that do not fit beside the others in `width` columns stand below them, each part with the names.
+    """
     ratio = "over_tuned" if regimes["over_tuned"].notna().any() else "us"
     shown = regimes.dropna(subset=[ratio])
     what = "time over the tuned choice's" if ratio == "over_tuned" else "time, as nothing is tuned here"
-    labels = list(dict.fromkeys(shown["regime"]))
-    rows = [["", *labels]]
-    for name, part in shown.groupby("name", sort=False):
-        by_label = {str(r["regime"]): r for r in part.to_dict("records")}
-        mark = f" {marked[str(name)]}" if name in marked else ""
-        rows.append([f"  {name}{mark}", *(_span(by_label[x], ratio) if x in by_label else "-" for x in labels)])
-    used = "".join(marked.get(str(name), "") for name in shown["name"])
-    title = f"{what}: geomean (least to most)"  # on a line of its own: the first column is that of the names
-    return [title, *_aligned(rows), *(f"  {note}" for mark, note in NOTES.items() if mark in used)]
+    by_name = {
+        str(name): {str(r["regime"]): r for r in part.to_dict("records")}
+        for name, part in shown.groupby("name", sort=False)
+    }
+    names = Column(title="", cells=tuple(f"  {n} {marked.get(n, '')}".rstrip() for n in by_name), is_text=True)
+    columns = [
+        Column(
+            title=label,
+            cells=tuple(_span(rows[label], ratio, width) if label in rows else MISSING for rows in by_name.values()),
+            is_text=True,
+        )
+        for label in dict.fromkeys(map(str, shown["regime"]))
+    ]
+    used = "".join(marked.get(name, "") for name in by_name)
+    ranges = " (least to most)" if width >= _ROOM_FOR_RANGES else ""
+    title = f"{what}: geomean{ranges}"  # on a line of its own: the first column is that of the names
+    table = [line for part in beside(columns, width, names) for line in aligned([names, *part], width)]
+    return [title, *table, *(f"  {note}" for mark, note in NOTES.items() if mark in used)]
 
 
-def _span(row: "Mapping[Hashable, Any]", ratio: str) -> str:
+def _span(row: "Mapping[Hashable, Any]", ratio: str, width: int) -> str:
+    """The mean with its range; the mean alone where a table of `width` columns has no room (regimes.csv has both)."""
     values = [row[f"{ratio}{of}"] for of in ("", "_least", "_most")]
     mean, least, most = (time_text(value) if ratio == "us" else f"{value:.2f}" for value in values)
-    return mean if least == most else f"{mean} ({least} to {most})"
+    return mean if least == most or width < _ROOM_FOR_RANGES else f"{mean} ({least} to {most})"
 
 
-def _baseline_table(regimes: "pd.DataFrame", name: str) -> list[str]:
+def _baseline_table(regimes: "pd.DataFrame", name: str, width: int) -> list[str]:
+    """Own kernels and the choice against one entry, a row per regime; columns without a value are left out."""
     if name not in set(regimes["name"]):
         several = [str(n) for n in dict.fromkeys(regimes["name"]) if n.startswith(f"{name} ")]
         if several:
             return [f"stages.compare.baseline: '{name}' has several paths; expected one of {', '.join(several)}"]
         return [f"stages.compare.baseline: no timed entry named '{name}'{suggest_or_list(name, regimes['name'])}"]
-    rows = [
-        [
-            f"{name} over",
-            "own kernels: geomean (least) of problems",
-            "behind",
-            "tuned",
-            "tuned over the floor (most)",
-        ]
-    ]
     if not regimes[["over_own_of", "over_tuned_of"]].to_numpy().any():
         return []  # without an own kernel and a choice it is compared with nothing
+    labels, rows = [], []
     for label, part in regimes.groupby("regime", sort=False):
         by_name = {str(r["name"]): r for r in part.to_dict("records")}
         other, tuned = by_name.get(name, {}), by_name.get(TUNED, {})
-        behind = f"{other['own_behind']:.0f}" if other.get("over_own_of", 0) else "-"
-        cells = [_pair(other, "over_own", "least"), behind, _pair(other, "over_tuned", "least")]
-        rows.append([f"  {label}", *cells, _pair(tuned, "over_floor", "most")])
-    return _aligned(rows)
+        behind = f"{other['own_behind']:.0f}" if other.get("over_own_of", 0) else MISSING
+        own, choice = _pair(other, "over_own", "least"), _pair(other, "over_tuned", "least")
+        labels.append(f"  {label}")
+        rows.append((own, behind, choice, _pair(tuned, "over_floor", "most")))
+    first = Column(title="", cells=tuple(labels), is_text=True)
+    columns = [
+        Column(title=title, cells=tuple(cells), is_text=True)
+        for title, cells in zip(_BASELINE_TITLES, zip(*rows, strict=True), strict=True)
+        if set(cells) != {MISSING}
+    ]
+    title = f"time of {name} over theirs: geomean (least) of problems"
+    table = [line for part in beside(columns, width, first) for line in aligned([first, *part], width)]
+    return [title, *table]
 
 
 def _pair(row: "Mapping[Hashable, Any]", ratio: str, which: str) -> str:
     if not row.get(f"{ratio}_of", 0):
-        return "-"
+        return MISSING
     return f"{row[ratio]:.2f} ({row[f'{ratio}_{which}']:.2f}) of {row[f'{ratio}_of']:.0f}"
 
 
@@ -188,7 +209,7 @@ def _slower_problems(compared: "pd.DataFrame", baseline: str) -> list[str]:
     text = [f"own kernels behind {baseline} on {len(lost)} of {counted(len(timed), 'problem')}"]
     for row in lost.head(_MOST_LINES).to_dict("records"):
         text.append(
-            f"  M={row['M']} N={row['N']} K={row['K']}: {row['over_own']:.3f} ({row['name']} {row['us']:.2f} us)"
+            f"  M={row['M']} N={row['N']} K={row['K']}: {row['over_own']:.3f} ({row['name']} {time_text(row['us'])})"
         )
     return text + ([f"  and {len(lost) - _MOST_LINES} more in compared.csv"] if len(lost) > _MOST_LINES else [])
 
@@ -221,8 +242,3 @@ def _untimed_lines(compared: "pd.DataFrame") -> list[str]:
         shown.setdefault(f"{reasons[0]}{alike} ({counted(len(reasons), 'problem')})", []).append(name)
     without = [f"not timed without a GPU: {', '.join(joined)} (compared.csv has why)"] if joined else []
     return [*(f"not timed: {', '.join(names)}: {reason}" for reason, names in shown.items()), *without]
-
-
-def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows]

@@ -3,15 +3,15 @@
 A table that is too wide loses its least important columns first, then its last column is cut.
 """
 
+import contextlib
 import os
 import re
-import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TextIO
 
-MIN_WIDTH, MAX_WIDTH = 60, 120
+MIN_WIDTH, MAX_WIDTH = 40, 120
 _USUAL_WIDTH = 80
 _GAP = "  "
 _CUT = "..."
@@ -36,15 +36,25 @@ class Column:
         return max(len(self.title), *(len(cell) for cell in self.cells), 0)
 
 
-def terminal_width() -> int:
-    """The columns to write for, from 60 to 120: the terminal's, else those of COLUMNS, else 80, so that files match."""
-    columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else _given_columns() or _USUAL_WIDTH
+def terminal_width(stream: TextIO | None = None) -> int:
+    """The columns to write for, from 40 to 120: those of COLUMNS, else the terminal's, else 80, so that files match.
+
+    `stream`: standard output by default.
+    """
+    columns = _given_columns() or _columns_of(stream or sys.stdout) or _USUAL_WIDTH
     return min(MAX_WIDTH, max(MIN_WIDTH, columns))
 
 
 def fold_width(stream: TextIO) -> int | None:
     """The columns to fold lines to that are printed to this stream; None without a terminal: programs read lines."""
-    return terminal_width() if stream.isatty() else None
+    return terminal_width(stream) if stream.isatty() else None
+
+
+def _columns_of(stream: TextIO) -> int:
+    """The columns of a stream's terminal; 0 for other streams and for a terminal that does not know them."""
+    with contextlib.suppress(OSError, ValueError):  # ValueError: a stream without a file, as tests have
+        return os.get_terminal_size(stream.fileno()).columns
+    return 0
 
 
 def _given_columns() -> int | None:
@@ -59,6 +69,17 @@ def aligned(columns: Sequence[Column], width: int) -> list[str]:
     titles = tuple(column.title for column in shown)
     rows = [titles, *zip(*(column.cells for column in shown), strict=True)]
     return [_line(cells, shown) for cells in rows]
+
+
+def beside(columns: Sequence[Column], width: int, first: Column) -> list[list[Column]]:
+    """Columns in parts that fit side by side in `width` columns after a first one, at least one column in each."""
+    parts: list[list[Column]] = []
+    for column in columns:
+        if parts and _total([first, *parts[-1], column]) <= width:
+            parts[-1].append(column)
+        else:
+            parts.append([column])
+    return parts
 
 
 def markdown(columns: Sequence[Column]) -> list[str]:
