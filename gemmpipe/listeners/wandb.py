@@ -36,15 +36,19 @@ class Wandb(Listener):
         import wandb
 
         settings = wandb.Settings(silent=True, console="off", init_timeout=_START_TIMEOUT_S, disable_git=True)
-        self._run = wandb.init(
-            project=self.project,
-            entity=self.entity,
-            name=self.run_name or run.folder.name,
-            mode=self.mode,
-            dir=str(run.folder.absolute()),
-            config=parameters_of(run),
-            settings=settings,
-        )
+        wandb.setup(settings)  # silent before init, which would ask for a missing key under the progress, and wait
+        try:
+            self._run = wandb.init(
+                project=self.project,
+                entity=self.entity,
+                name=self.run_name or run.folder.name,
+                mode=self.mode,
+                dir=str(run.folder.absolute()),
+                config=parameters_of(run),
+                settings=settings,
+            )
+        except wandb.errors.UsageError as error:
+            raise UserError(f"{str(error).rstrip('.')}, or add listener.wandb.mode=offline") from None
 
     def finish(self, outcome: RunOutcome) -> None:
         if self._run is None:
@@ -58,11 +62,12 @@ class Wandb(Listener):
             self._run.summary["error"] = outcome.error
         if self.artifacts:
             self._log_files(outcome)
-        self._place = str(Path(self._run.dir).parent if self._run.offline else self._run.url)
+        offline = f"{Path(self._run.dir).parent} (offline: wandb sync FOLDER sends it)"
+        self._place = offline if self._run.offline else str(self._run.url)
         self._run.finish(exit_code=0 if outcome.state == FINISHED and not outcome.exit_code else 1)
 
     def place(self) -> str:
-        """The address of the run, or the folder of an offline one."""
+        """The address of the run, or the folder of an offline one and how to send it."""
         return self._place
 
     def _log_files(self, outcome: RunOutcome) -> None:

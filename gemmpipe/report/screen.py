@@ -32,6 +32,7 @@ from gemmpipe.report.results import (
     spread,
 )
 from gemmpipe.report.speedup import (
+    ABOUT,
     is_conversion,
     is_equal,
     library_cell,
@@ -107,7 +108,8 @@ def _solved_line(facts: RunFacts, figures: RunFigures) -> Line:
     winners = ", ".join(f"{name} {number}" for name, number in figures.winners)
     parts = [f"{figures.own} by own kernels" + (f" ({winners})" if winners else "")]
     if figures.noise_pct is not None:
-        parts.append(f"noise {three_digits(figures.noise_pct)} %")
+        about = ABOUT if figures.shared else ""  # rounds that others disturb say little of the next ones
+        parts.append(f"noise {about}{three_digits(figures.noise_pct)} %")
     style = GOOD if solved == total else BAD if facts.unsolved else WARN  # a budget that ends is no fault
     return styled((first, style), f"; {'; '.join(parts)}")
 

@@ -1,7 +1,9 @@
 """Tuned products in an unmodified PyTorch model: linear layers with a tuned row are dispatched."""
 
 import logging
-from dataclasses import dataclass
+import os
+from collections import Counter
+from dataclasses import dataclass, field
 from types import TracebackType
 
 import torch
@@ -9,6 +11,8 @@ from torch import nn
 
 from gemmpipe.core.data import Scalar
 from gemmpipe.core.errors import UserError
+from gemmpipe.core.events import counted
+from gemmpipe.core.paths import tables_variable
 from gemmpipe.runtime.api import gemm_a16w16
 from gemmpipe.runtime.cache import KernelCache, device_by_index
 from gemmpipe.runtime.dispatch import dispatch_of
@@ -18,6 +22,7 @@ from gemmpipe.runtime.select import first_usable
 FAMILY = "a16w16"
 """The family of a linear layer's product."""
 _DTYPES = (torch.bfloat16, torch.float16)
+_MOST_REASONS = 3
 _MARK = "_gemmpipe_tuned"  # torch 2.11's compiler guards on a layer's attributes, not on its class
 _LOG = logging.getLogger("gemmpipe.runtime")
 
@@ -43,6 +48,8 @@ class Patched:
     """The replaced layers by name."""
     linear_layers: int
     """The number of linear layers in the model."""
+    left_out: dict[str, str] = field(default_factory=dict)
+    """Why the other linear layers are not replaced, by name."""
 
     @property
     def replaced(self) -> int:
@@ -57,7 +64,12 @@ class Patched:
                 vars(layer).pop(_MARK, None)
 
     def __str__(self) -> str:
-        return f"gemmpipe: {self.replaced} of {self.linear_layers} linear layers use tuned products"
+        text = f"gemmpipe: {self.replaced} of {self.linear_layers} linear layers use tuned products"
+        reasons = Counter(self.left_out.values()).most_common(_MOST_REASONS)
+        if self.replaced or not reasons:
+            return text
+        why = (f"{reason} ({counted(number, 'layer')})" for reason, number in reasons)
+        return f"{text}: {'; '.join(why)}"
 
     def __enter__(self) -> "Patched":
         return self
@@ -77,34 +89,60 @@ def patch(model: nn.Module) -> Patched:
     """
     if not isinstance(model, nn.Module):
         raise UserError(f"patch: model is of type {type(model).__name__}, expected a torch.nn.Module")
-    dispatch, known = dispatch_of(FAMILY), dict[tuple[object, ...], bool]()
+    dispatch, known = dispatch_of(FAMILY), dict[tuple[object, ...], str]()
     layers: dict[str, nn.Linear] = {}
-    total = 0
+    left_out: dict[str, str] = {}
     for name, layer in model.named_modules():
         if not isinstance(layer, nn.Linear):
             continue
-        total += 1
-        if type(layer) is not nn.Linear or "forward" in vars(layer):
-            continue
-        weight = layer.weight
-        if type(weight) is not nn.Parameter or weight.device.type not in ("cpu", "cuda"):
-            continue  # a subclass has its own product
-        key = (weight.shape, weight.dtype, weight.device, layer.bias is not None)
-        if key not in known:
-            known[key] = _has_row(dispatch, weight, layer.bias is not None)
-        if known[key]:
+        reason = _unsupported_reason(layer)
+        if not reason:
+            weight = layer.weight
+            key = (weight.shape, weight.dtype, weight.device, layer.bias is not None)
+            if key not in known:
+                known[key] = _no_row_reason(dispatch, weight, layer.bias is not None)
+            reason = known[key]
+        if reason:
+            left_out[name] = reason
+        else:
             layer.__class__ = TunedLinear
             setattr(layer, _MARK, True)
             layers[name] = layer
-    patched = Patched(layers=layers, linear_layers=total)
+    patched = Patched(layers=layers, linear_layers=len(layers) + len(left_out), left_out=left_out)
     _LOG.info("%s", patched)
     return patched
 
 
-def _has_row(dispatch: KernelCache, weight: torch.Tensor, bias: bool) -> bool:
-    """True if any M of this weight has a row with a candidate that runs here."""
+def _unsupported_reason(layer: nn.Linear) -> str:
+    """Why a layer's product is its own, whatever is tuned; empty if it may be replaced."""
+    if type(layer) is TunedLinear:
+        return "patched already"
+    if type(layer) is not nn.Linear or "forward" in vars(layer):
+        return f"a forward of its own ({type(layer).__name__})"
+    weight = layer.weight
+    if type(weight) is not nn.Parameter:  # a subclass has its own product
+        return f"a weight of type {type(weight).__name__}"
+    if weight.device.type not in ("cpu", "cuda"):
+        return f"a weight on the device '{weight.device.type}'"
+    if weight.dtype not in _DTYPES:
+        return f"a weight in {dtype_name(weight.dtype)}; expected bfloat16 or float16"
+    return ""
+
+
+def _no_row_reason(dispatch: KernelCache, weight: torch.Tensor, bias: bool) -> str:
+    """Why no M of this weight has a row with a candidate that runs here; empty if one has."""
     device, dtype = device_by_index(weight.get_device()), dtype_name(weight.dtype)
     wanted: dict[str, Scalar] = {"N": weight.shape[0], "K": weight.shape[1], "bias": bias}
     wanted |= {"dtype": dtype, "outdtype": dtype}
-    rows = dispatch.tables().rows_with(device, wanted)
-    return any(first_usable(dispatch.family, alternatives, device) is not None for alternatives in rows)
+    tables = dispatch.tables()
+    rows = tables.rows_with(device, wanted)
+    if any(first_usable(dispatch.family, alternatives, device) is not None for alternatives in rows):
+        return ""
+    text = " ".join(f"{name}={value}" for name, value in wanted.items() if name != "outdtype")
+    if rows:
+        return f"{text}: its rows name candidates that cannot run here"
+    if tables.rows_with(device, {}):
+        return f"{text}: no row; tune it"
+    variable = tables_variable(FAMILY)
+    files = f"{variable} names no table with one" if os.environ.get(variable) else f"{variable} is not set"
+    return f"no row for {device.name} ({device.gfx}) in any table; {files}"

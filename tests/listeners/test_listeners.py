@@ -1,7 +1,10 @@
 """Listeners: a failing one is one warning, figures have valid names, the stream of JSON is complete."""
 
 import json
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -180,12 +183,50 @@ def test_wandb_logs_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     listener.start(start)
     (tmp_path / "report.html").write_text("<p>\n")
     listener.finish(replace(OUTCOME, report=tmp_path / "report.html"))
-    assert Path(listener.place()).parent == tmp_path / "wandb"
+    folder, _, hint = listener.place().partition(" ")
+    assert Path(folder).parent == tmp_path / "wandb"
+    assert hint == "(offline: wandb sync FOLDER sends it)"
     wandb.teardown()  # its service writes the log; it ends with the process otherwise
     (log,) = tmp_path.glob("wandb/offline-run-*/*.wandb")
     content = log.read_bytes()
     assert b"time_us/M1_N8" in content
     assert b"t.csv" in content or b"gemmpipe-run" in content
+
+
+WITHOUT_A_KEY = """
+import sys
+from pathlib import Path
+from gemmpipe.listeners import RunStart
+from gemmpipe.listeners.wandb import Wandb
+listener = Wandb(project="p", entity=None, run_name=None, mode=None, artifacts=True)
+try:
+    listener.start(
+        RunStart(pipeline="tune", folder=Path("."), command="gemmpipe", kernel="a16w16", options={}, chain=())
+    )
+except Exception as error:
+    print(f"{type(error).__name__}: {error}")
+"""
+
+
+@pytest.mark.e2e
+def test_wandb_without_a_key_asks_for_none_in_a_terminal(tmp_path: Path) -> None:
+    """It would ask under the live lines of the progress, where nobody sees it, and the run would wait."""
+    pytest.importorskip("wandb")
+    kept = {name: text for name, text in os.environ.items() if not name.startswith("WANDB_")}
+    ours, theirs = os.openpty()
+    with os.fdopen(ours, "rb", buffering=0), os.fdopen(theirs, "rb", buffering=0) as terminal:
+        done = subprocess.run(
+            [sys.executable, "-c", WITHOUT_A_KEY],
+            cwd=tmp_path,
+            env={**kept, "HOME": str(tmp_path), "TERM": "xterm", "NETRC": str(tmp_path / "none")},
+            stdin=terminal,
+            stdout=subprocess.PIPE,
+            stderr=terminal,
+            text=True,
+            timeout=300,
+        )
+    assert done.stdout.startswith("UserError: No API key configured")
+    assert done.stdout.rstrip().endswith("or add listener.wandb.mode=offline")
 
 
 def test_a_listener_of_another_class_is_refused() -> None:

@@ -47,13 +47,39 @@ def test_replaces_counts_and_undoes(model: Model, x) -> None:
             assert patched.replaced == 2
             assert str(patched) == "gemmpipe: 2 of 4 linear layers use tuned products"
             assert set(patched.layers) == {"up", "again"}
-            assert gemmpipe.patch(model).replaced == 0
+            assert set(patched.left_out) == {"other", "own"}
+            again = gemmpipe.patch(model)
+            assert again.replaced == 0
+            assert str(again).startswith(
+                "gemmpipe: 0 of 4 linear layers use tuned products: patched already (2 layers); "
+            )
+            assert again.left_out["own"] == "a forward of its own (_Doubled)"
             torch.testing.assert_close(model(x(2, 2)), before, atol=0.05, rtol=0.05)
             assert LOG.padded["a16w16"] == 1
             assert model(x(17)).shape == (17, 96)
         assert {type(layer) for layer in (model.up, model.again)} == {nn.Linear}
         assert torch.equal(model(x(2, 2)), before)
         patched.undo()
+
+
+def test_it_says_why_no_layer_is_replaced(row, table) -> None:
+    def said(model: nn.Module) -> str:
+        head, _, why = str(gemmpipe.patch(model)).partition(": 0 of 1 linear layers use tuned products")
+        assert head == "gemmpipe"
+        return why
+
+    table(row(4, "onednn", {"method": "float32_packed"}), row(4, "cublaslt", {}, N=32))
+    wide = nn.Sequential(nn.Linear(96, 64, bias=False))
+    assert said(wide) == ": a weight in float32; expected bfloat16 or float16 (1 layer)"
+    other = nn.Sequential(nn.Linear(128, 64, bias=False).bfloat16())
+    assert said(other) == ": N=64 K=128 bias=False dtype=bfloat16: no row; tune it (1 layer)"
+    lost = nn.Sequential(nn.Linear(96, 32, bias=False).bfloat16())  # of a library of GPUs
+    assert "N=32 K=96 bias=False dtype=bfloat16: its rows name candidates that cannot run here" in said(lost)
+    on_meta = nn.Sequential(nn.Linear(96, 64, bias=False, device="meta"))
+    assert said(on_meta) == ": a weight on the device 'meta' (1 layer)"
+    assert str(gemmpipe.patch(nn.Sequential())) == "gemmpipe: 0 of 0 linear layers use tuned products"
+    table(row(4, "onednn", {"method": "float32_packed"}, gfx="sm_90"))
+    assert "in any table; GEMMPIPE_CONFIG_A16W16 names no table with one (1 layer)" in said(wide.bfloat16())
 
 
 def test_training_works_as_before(model: Model, x) -> None:
