@@ -98,6 +98,18 @@ def speedup_text(speedup: float | None) -> str:
     return f"{three_digits(speedup)}x"
 
 
+def rough_speedup_text(speedup: float | None) -> str:
+    """A speed-up in two digits, as far as times of a busy machine can be trusted: `1.8x`, `17x`, `170x`, `0.94x`."""
+    if speedup is None or not math.isfinite(speedup):
+        return MISSING
+    if speedup < 0.995:
+        return speedup_text(speedup)
+    if speedup < 9.95:
+        return f"{speedup:.1f}x"
+    step = 10 ** (math.floor(math.log10(speedup)) - 1)
+    return f"{round(speedup / step) * step:,.0f}x"
+
+
 def percent_text(share: float | None) -> str:
     """A share of 1 in percent: `53 %`, `4.2 %`, `0.35 %`."""
     if share is None or not math.isfinite(share):

@@ -211,9 +211,10 @@ def saving_lines(selections: "pd.DataFrame") -> list[str]:
         return []
     more = "less" if found.pct >= 0 else "more"
     about = ABOUT if "policy" in selections and any(map(is_shared, selections["policy"])) else ""
+    share = f"{about}{abs(found.pct):.{0 if about else 1}f} % {more}"
     return [
         f"calls captured: {time_text(found.after_us)} instead of {time_text(found.before_us)}, "
-        f"{about}{abs(found.pct):.1f} % {more} ({counted(found.problems, 'problem')}, weighted by calls)"
+        f"{share} ({counted(found.problems, 'problem')}, weighted by calls)"
     ]
 
 

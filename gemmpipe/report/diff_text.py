@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from gemmpipe.core.errors import printable
 from gemmpipe.core.events import counted
-from gemmpipe.core.text_table import Column, aligned, cut, escape_markdown, markdown
+from gemmpipe.core.text_table import Column, aligned, escape_markdown, markdown
 from gemmpipe.core.units import speedup_text, time_text
 from gemmpipe.report.choices import Choice, ChoiceTable
 from gemmpipe.report.diff import FASTER, SLOWER, UNSURE, VERDICTS, Difference, Pair, on_shared_device
@@ -26,13 +26,14 @@ _KNOB_MARKS = {
 }
 _SHOWN_REASONS = 3
 _LARGE_CHANGE = 10
+_UNDER_A_SIDE = " " * len("A (before)  ")
 
 
 def text_lines(found: Difference, width: int, most: int) -> list[str]:
     """The comparison in lines of at most `width` characters, with at most `most` changed products."""
     lines = [
-        cut(f"A (before)  {side_text(found.before)}", width),
-        cut(f"B (after)   {side_text(found.after)}", width),
+        *wrapped(f"A (before)  {side_text(found.before)}", width, _UNDER_A_SIDE),
+        *wrapped(f"B (after)   {side_text(found.after)}", width, _UNDER_A_SIDE),
         "",
         *wrapped(summary_line(found), width, "  "),
     ]

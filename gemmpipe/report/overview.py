@@ -13,14 +13,14 @@ from gemmpipe.charts.markup import Content, html_table, join, tag
 from gemmpipe.charts.page import Data, Section, attention, cards, figure
 from gemmpipe.charts.table_charts import Cell, heat_map, scale_key, share_step, speedup_step
 from gemmpipe.core.events import counted, verb
-from gemmpipe.core.units import MISSING, count_text, duration_text, percent_text, speedup_text, time_text
+from gemmpipe.core.units import MISSING, count_text, duration_text, percent_text, time_text
 from gemmpipe.report.attention import attention_lines, product_name, records
 from gemmpipe.report.data import RunData
 from gemmpipe.report.product_table import knob_text
 from gemmpipe.report.results import COMPARABLE, CONVERTED, RegimeResult, RunFigures, run_figures, spread
 from gemmpipe.report.run_folder import RUNNING
 from gemmpipe.report.screen import MEMORY_TITLE, MEMORY_TITLES, memory_limits
-from gemmpipe.report.speedup import is_conversion, library_cell, marked_speedup_text, speedup_cell
+from gemmpipe.report.speedup import is_conversion, library_cell, marked_speedup_text, range_text, speedup_cell
 
 Rows = Sequence[Mapping[Hashable, Any]]
 _FOR_ONE_ORDER = ": +kernel.key.x_scale=column tunes and compares for them"
@@ -79,7 +79,7 @@ def data_device(data: RunData) -> str:
 def _regime_label(regime: RegimeResult) -> str:
     found = regime.speedup
     assert found is not None
-    span = f"{speedup_text(found.least)} to {speedup_text(found.most)}"
+    span = range_text(found, shared=regime.shared > 0)
     return f"speed-up, {regime.label} ({span}; {found.count} of {regime.products})"
 
 

@@ -8,7 +8,7 @@ from gemmpipe.core.data import Trial, canonical_json
 from gemmpipe.core.errors import UserError, printable, suggest_or_list
 from gemmpipe.core.events import counted
 from gemmpipe.core.text_table import Column, aligned, cut
-from gemmpipe.core.units import time_text
+from gemmpipe.core.units import three_digits, time_text
 from gemmpipe.report.attention import records
 from gemmpipe.report.data import TABLE, RunData
 from gemmpipe.report.diff_text import knobs_text
@@ -26,6 +26,7 @@ from gemmpipe.report.trial_frame import (
 )
 
 _MAX_LISTED = 5
+_NEAR = 10
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,6 +128,11 @@ def product_lines(shown: ShownProduct, width: int, most: int) -> Iterator[str]:
         yield cut(printable(f"{stage}: {count:,} {status}{reason}"), width)
 
 
+def _multiple_text(multiple: float) -> str:
+    """A time over the best one: `1.034` near it, where differences count, else three digits."""
+    return f"{multiple:.3f}" if multiple < _NEAR else three_digits(multiple)
+
+
 def _columns(trials: Sequence[Trial], shown: ShownProduct) -> list[Column]:
     best_us = min((trial.time_us for trial in trials if trial.time_us), default=1.0)
     marks = ["*" if is_choice(t, shown.row) else "" for t in trials]
@@ -135,7 +141,7 @@ def _columns(trials: Sequence[Trial], shown: ShownProduct) -> list[Column]:
     return [
         Column(title="", cells=tuple(marks), is_text=True),
         Column(title="time", cells=tuple(time_text(trial.time_us) for trial in trials)),
-        Column(title="of best", cells=tuple(f"{(trial.time_us or 0.0) / best_us:.3f}" for trial in trials)),
+        Column(title="of best", cells=tuple(_multiple_text((trial.time_us or 0.0) / best_us) for trial in trials)),
         *memory,
         Column(title="samples", cells=tuple(str(len(trial.samples_us)) for trial in trials), importance=1),
         Column(title="status", cells=tuple(str(trial.status) for trial in trials), is_text=True, importance=2),

@@ -9,14 +9,14 @@ from gemmpipe.core.errors import printable
 from gemmpipe.core.events import counted, verb
 from gemmpipe.core.files import is_number
 from gemmpipe.core.text_table import Column, aligned
-from gemmpipe.core.units import MISSING, duration_text, percent_text, speedup_text, time_text
+from gemmpipe.core.units import duration_text, percent_text, time_text
 from gemmpipe.report.attention import attention_lines, records
 from gemmpipe.report.data import TABLE, RunData
 from gemmpipe.report.diff_text import knobs_legend, knobs_text
 from gemmpipe.report.lines import wrapped
 from gemmpipe.report.remains import missing
 from gemmpipe.report.results import RegimeResult, run_figures
-from gemmpipe.report.speedup import library_cell, marked_speedup_text, speedup_cell
+from gemmpipe.report.speedup import library_cell, marked_speedup_text, range_text, speedup_cell
 from gemmpipe.report.trial_frame import by_problem
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def regime_columns_of(regimes: Sequence[RegimeResult]) -> list[Column]:
     """The columns of the table of regimes: speed-up over the library, share of the floor."""
     speedups = [each.speedup for each in regimes]
     means = (marked_speedup_text(r.speedup.mean if r.speedup else None, shared=r.shared > 0) for r in regimes)
-    spreads = (f"{speedup_text(s.least)} to {speedup_text(s.most)}" if s else MISSING for s in speedups)
+    spreads = (range_text(r.speedup, shared=r.shared > 0) for r in regimes)
     shares = (percent_text(each.floor_share.mean if each.floor_share else None) for each in regimes)
     return [
         Column(title="rows", cells=tuple(each.label for each in regimes), is_text=True),

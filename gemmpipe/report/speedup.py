@@ -1,7 +1,7 @@
 """Speed-ups as text: the same digits and marks of one speed-up on every screen, in every table and every report.
 
-A speed-up has three digits. `~` in front of it (about) means that its times were taken while other processes used the
-device; parentheses, that it is over a conversion of the operands by torch, which is no library's product.
+A speed-up has three digits. `~` in front of one with two (about) means that its times were taken while other processes
+used the device; parentheses, that it is over a conversion of the operands by torch, which is no library's product.
 """
 
 import math
@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from gemmpipe.core.events import counted
-from gemmpipe.core.units import MISSING, speedup_text, time_text
+from gemmpipe.core.units import MISSING, rough_speedup_text, speedup_text, time_text
 from gemmpipe.report.results import (
     CONVERTED,
     NO_LIBRARY,
@@ -34,9 +34,19 @@ _UNEVEN = 1.05
 
 
 def marked_speedup_text(speedup: float | None, *, shared: bool) -> str:
-    """`1.27x`, or `~1.27x` from times that were taken on a shared device."""
-    text = speedup_text(speedup)
-    return f"{ABOUT}{text}" if shared and text != MISSING else text
+    """`1.27x`, or `~1.3x` from times that were taken on a shared device."""
+    if not shared:
+        return speedup_text(speedup)
+    text = rough_speedup_text(speedup)
+    return f"{ABOUT}{text}" if text != MISSING else text
+
+
+def range_text(spread: Spread | None, *, shared: bool) -> str:
+    """The least and the largest of several speed-ups: `1.00x to 1.27x`."""
+    if spread is None:
+        return MISSING
+    text = rough_speedup_text if shared else speedup_text
+    return f"{text(spread.least)} to {text(spread.most)}"
 
 
 def spread_text(spread: Spread | None, *, shared: bool = False) -> str:
@@ -44,8 +54,9 @@ def spread_text(spread: Spread | None, *, shared: bool = False) -> str:
     if spread is None:
         return MISSING
     mean = marked_speedup_text(spread.mean, shared=shared)
-    least, most = map(speedup_text, (spread.least, spread.most))
-    return mean if least == most else f"{mean}  ({least} to {most})"
+    both = range_text(spread, shared=shared)
+    least, _, most = both.partition(" to ")
+    return mean if least == most else f"{mean}  ({both})"
 
 
 def speedup_cell(row: Row) -> str:

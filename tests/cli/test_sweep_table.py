@@ -47,5 +47,5 @@ def test_shared_times_are_marked_and_reused_rows_counted(tmp_path: Path) -> None
     (first.folder / "manifest.json").write_text(json.dumps({"figures": {"products": 3, "regimes": [regime]}}))
     (second.folder / "manifest.json").write_text(json.dumps({"figures": None, "reused": {"problems": 2}}))
     rows = table_lines([(first, 0), (second, 0)], 120)[1:]
-    assert "~1.50x" in rows[0]
+    assert "~1.5x" in rows[0]
     assert "2 reused" in rows[1]

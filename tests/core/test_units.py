@@ -88,6 +88,23 @@ def test_speed_ups(speedup: float | None, text: str) -> None:
     assert units.speedup_text(speedup) == text
 
 
+@pytest.mark.parametrize(
+    ("speedup", "text"),
+    [
+        (1.77, "1.8x"),
+        (9.96, "10x"),
+        (17.06, "17x"),
+        (167.4, "170x"),
+        (1674.0, "1,700x"),
+        (0.94, "0.94x"),
+        (1.0, "1.0x"),
+        (None, "-"),
+    ],
+)
+def test_rough_speed_ups(speedup: float | None, text: str) -> None:
+    assert units.rough_speedup_text(speedup) == text
+
+
 def test_shares_counts_and_ranges() -> None:
     assert [units.percent_text(s) for s in (0.53, 0.042, 0.0035, 0, None)] == ["53 %", "4.2 %", "0.35 %", "0 %", "-"]
     assert units.count_text(1944) == "1,944"
