@@ -88,7 +88,6 @@ def figure_lines(data: RunData, width: int) -> Iterator[str]:
 
 def regime_columns_of(regimes: Sequence[RegimeResult]) -> list[Column]:
     """The columns of the table of regimes: speed-up over the library, share of the floor."""
-    speedups = [each.speedup for each in regimes]
     means = (marked_speedup_text(r.speedup.mean if r.speedup else None, shared=r.shared > 0) for r in regimes)
     spreads = (range_text(r.speedup, shared=r.shared > 0) for r in regimes)
     shares = (percent_text(each.floor_share.mean if each.floor_share else None) for each in regimes)

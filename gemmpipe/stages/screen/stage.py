@@ -74,6 +74,7 @@ class Screen(Stage):
         ahead = partial(self._compile_ahead, context=context)
         scheduler = Scheduler(context, search_pool, self.timer, bounds, work, _deadline(context), ahead)
         context.events.emit("stage", "screen", unit="trials")
+        context.events.emit("progress", "listing configurations")  # seconds on a busy machine, before any trial
         started_at = time.monotonic()
         with drain_on_interrupt(context.pool, scheduler.receive):
             states = self._start_searches(search_pool, scheduler, work, context)
