@@ -132,6 +132,11 @@ class Difference:
 
         return pd.DataFrame([pair.as_row() for pair in self.pairs])
 
+    def __repr__(self) -> str:
+        from gemmpipe.report.diff_text import summary_line
+
+        return f"<gemmpipe diff: {summary_line(self)}>"
+
     def __str__(self) -> str:
         from gemmpipe.report.diff_text import text_lines
 
