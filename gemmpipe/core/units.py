@@ -70,23 +70,14 @@ def bytes_text(number: float | None) -> str:
     return f"{three_digits(number / 1024**power)} {_BYTE_UNITS[power]}"
 
 
-def bandwidth_text(bytes_per_s: float | None) -> str:
-    """A rate of bytes, in powers of 1000: `1.84 TB/s`, `22.0 GB/s`."""
-    return _rate_text(bytes_per_s, "B/s")
-
-
 def flops_text(flops_per_s: float | None) -> str:
     """A rate of floating-point operations: `54.2 TFLOP/s`, `3.10 GFLOP/s`."""
-    return _rate_text(flops_per_s, "FLOP/s")
-
-
-def _rate_text(per_s: float | None, unit: str) -> str:
-    if per_s is None or not math.isfinite(per_s):
+    if flops_per_s is None or not math.isfinite(flops_per_s):
         return MISSING
     for factor, prefix in _RATE_PREFIXES:
-        if abs(per_s) >= 0.9995 * factor:
-            return f"{three_digits(per_s / factor)} {prefix}{unit}"
-    return f"{three_digits(per_s)} {unit}"
+        if abs(flops_per_s) >= 0.9995 * factor:
+            return f"{three_digits(flops_per_s / factor)} {prefix}FLOP/s"
+    return f"{three_digits(flops_per_s)} FLOP/s"
 
 
 def speedup_text(speedup: float | None) -> str:

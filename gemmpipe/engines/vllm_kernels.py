@@ -114,7 +114,7 @@ def _experts(name: str, title: str, backend: str, file: str, *conditions: Condit
     )
 
 
-def _asked_for_deepgemm(situation: Situation) -> bool:
+def _requests_deepgemm(situation: Situation) -> bool:
     """True if a variable was set by hand, which makes DeepGEMM the only choice of fp8 experts."""
     names = ("VLLM_USE_DEEP_GEMM", "VLLM_MOE_USE_DEEP_GEMM")
     return any(name in situation.variables for name in names) and all(situation.enabled(name, True) for name in names)
@@ -122,7 +122,7 @@ def _asked_for_deepgemm(situation: Situation) -> bool:
 
 def _fp8_order(situation: Situation, rules: Sequence[KernelRule]) -> Sequence[KernelRule]:
     """On Hopper Triton first, under expert parallelism FlashInfer's CUTLASS; DeepGEMM alone if its variable is set."""
-    if _asked_for_deepgemm(situation):
+    if _requests_deepgemm(situation):
         return [rule for rule in rules if rule.backend == "deep_gemm"]
     if situation.gfx != _HOPPER:
         return rules

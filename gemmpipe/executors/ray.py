@@ -1,6 +1,7 @@
-"""The driver's part of the Ray executor: a supervised worker on each GPU of a cluster, builds as tasks on its cores.
+"""The driver's part of the Ray executor: a supervised worker on each GPU of a cluster.
 
-A lost node loses no work: its unfinished jobs go to a new actor, or to another worker. `ray_worker` runs on the nodes.
+A lost node loses no work: its unfinished jobs go to a new actor, or to another worker. `ray_worker` runs on the nodes,
+`ray_builds` compiles on their cores.
 """
 
 import os
@@ -8,7 +9,7 @@ import signal
 import socket
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection, wait
@@ -16,18 +17,18 @@ from typing import Any
 
 from gemmpipe.backends import Backend
 from gemmpipe.bench.jobs import Job
-from gemmpipe.core.data import Build, BuildFacts, Candidate, Device
+from gemmpipe.core.data import Build, Candidate, Device
 from gemmpipe.core.device import DeviceChoice
 from gemmpipe.core.errors import MAX_PROCESSES, EnvironmentProblem, UserError, check_at_least, check_at_most
 from gemmpipe.core.events import Events
 from gemmpipe.executors import BuildResult, Executor, JobResult, Pool, Usage
+from gemmpipe.executors.ray_builds import BuildTasks
 from gemmpipe.executors.ray_worker import (
     NodeInfo,
     RayWorker,
     RayWorkerConfig,
     WorkerReport,
     code_hashes,
-    compile_on_node,
     mismatch,
 )
 
@@ -36,91 +37,6 @@ _POLL_S = 0.5
 _BUSY_POLL_S = 0.02
 _MAX_LOSSES = 5  # consecutive losses of a worker without a result, after which the run fails
 _CONNECT_TIMEOUT_S = 10.0
-
-
-class BuildTasks:
-    """Builds as tasks on the cluster: each is compiled once per cache."""
-
-    def __init__(
-        self,
-        *,
-        executor: "Ray",
-        device: Device,
-        nodes: Sequence[str],
-        environment: Mapping[str, Any],
-        python_path: tuple[str, ...],
-        began: float,
-    ) -> None:
-        """`nodes` are the nodes that need the builds in their caches; [""] if all nodes share a cache."""
-        import ray
-
-        self._ray: Any = ray
-        self._executor = executor
-        self._device = device
-        self._nodes = nodes
-        self._environment = environment
-        self._python_path = python_path
-        self._began = began
-        self._waiting: deque[Build] = deque()
-        self.running: dict[Any, Build] = {}
-        """By Ray's reference of the task."""
-        self._open: dict[str, int] = {}
-        """Number of nodes on which a build is not compiled yet, by build id."""
-        self.usage = Usage(name="compile tasks")
-
-    def submit(self, build: Build) -> None:
-        """Queue a build."""
-        self._waiting.append(build)
-        self._open[build.id] = len(self._nodes)
-
-    def cancel_pending(self) -> list[Build]:
-        """Drop the builds that are not tasks of the cluster yet, and return them."""
-        dropped = list(self._waiting)
-        self._waiting.clear()
-        return dropped
-
-    @property
-    def slots(self) -> int:
-        """Number of concurrent builds."""
-        return self._executor.compile_workers or int(self._ray.cluster_resources().get("CPU", 1))
-
-    @property
-    def pending(self) -> int:
-        """Number of unfinished builds, those with a task on several nodes counted once per task."""
-        return len(self._waiting) + len(self.running)
-
-    def start_more(self) -> None:
-        """Start tasks for queued builds, up to the number of cores."""
-        if not self._waiting:
-            return
-        most = self.slots
-        while self._waiting and len(self.running) < most:
-            build = self._waiting.popleft()
-            for node in self._nodes:
-                options = {"num_cpus": 1, "max_retries": 2, "runtime_env": self._environment, **self._placement(node)}
-                task = self._ray.remote(compile_on_node).options(**options)
-                timeout_s = self._executor.compile_timeout_s
-                self.running[task.remote(build, self._device, timeout_s, self._python_path)] = build
-
-    def _placement(self, node: str) -> dict[str, Any]:
-        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-        return {"scheduling_strategy": NodeAffinitySchedulingStrategy(node_id=node, soft=False)} if node else {}
-
-    def take(self, reference: Any) -> BuildResult | None:
-        """The result of a build if its last task has ended, else None.
-
-        A build on a lost node counts as compiled: the worker that needs it compiles it.
-        """
-        build = self.running.pop(reference)
-        try:
-            built: BuildResult = self._ray.get(reference)
-        except self._ray.exceptions.RayError:
-            built = BuildResult(build=build, facts=BuildFacts(compile_s=0.0))
-        self.usage.add({"compile": built.facts.compile_s})
-        self.usage.wall_s = time.monotonic() - self._began
-        self._open[build.id] -= 1
-        return None if self._open[build.id] else built
 
 
 @dataclass(kw_only=True)
@@ -144,15 +60,15 @@ class RayWorkerHandle:
     replacement: "RayWorkerHandle | None" = None
     usage: Usage = field(default_factory=lambda: Usage(name=""))
 
-    def mark_answered(self, message: JobResult) -> None:
+    def mark_finished(self, message: JobResult) -> None:
         """Remove the candidates with a result in `message` from the sent jobs."""
-        answered = {trial.candidate for trial in message.trials}
+        finished = {trial.candidate for trial in message.trials}
         if message.complete:
-            answered |= set(message.job.candidates)
+            finished |= set(message.job.candidates)
         same = (message.job.stage, message.job.problem.id)
         for job, open_ in self.sent:
             if (job.stage, job.problem.id) == same:
-                open_ -= answered
+                open_ -= finished
         self.sent = [(job, open_) for job, open_ in self.sent if open_]
 
     def unfinished(self) -> list[Job]:
@@ -192,7 +108,8 @@ class RayPool(Pool):
             handle.address = each.address
         nodes = [""] if executor.shared_cache else sorted({each.node for each in nodes_info})
         self._tasks = BuildTasks(
-            executor=executor,
+            slots=executor.compile_workers,
+            timeout_s=executor.compile_timeout_s,
             device=self.devices[0],
             nodes=nodes,
             environment=self._environment,
@@ -308,7 +225,7 @@ class RayPool(Pool):
         for event in report.events:
             self._events.emit(event.kind, event.text)
         for message in report.messages:
-            handle.mark_answered(message)
+            handle.mark_finished(message)
         self._inbox += report.messages
         if not report.backlog:
             handle.sent.clear()

@@ -32,7 +32,7 @@ from gemmpipe.pipeline.plan import (
 from gemmpipe.pipeline.problem_list import lists_only, problem_lines
 from gemmpipe.search.history import History
 from gemmpipe.stages import Context
-from gemmpipe.stages.cpu_budget import CpuBudget, in_order_of_use, left_line
+from gemmpipe.stages.cpu_budget import CpuBudget, left_line, tuning_order
 from gemmpipe.stages.history import add_table_winners, incumbents_of, native_tables, prior_runs, unfinished_runs
 from gemmpipe.stages.rows import empty_frame, problem_frame, problems_of, recorded_finals
 
@@ -103,7 +103,7 @@ def _run_within_budget(plan: Plan, tables: StageTables, context: Context, budget
     devices = [i for i, name in enumerate(plan.chain) if plan.stages[name].uses_device]
     earlier = _tables_given(plan, plan.chain[: devices[0]], tables)
     budget.began = time.monotonic()  # not while another run timed on this CPU
-    every = in_order_of_use(context.problems, plan.family, tuned=context.incumbents)
+    every = tuning_order(context.problems, plan.family, tuned=context.incumbents)
     left, total, is_stuck = every, dict[str, "pd.DataFrame"](), False
     while left and (left is every or (budget.allows_pass and not is_stuck)):
         part, problems = _rows_of({problem.id for problem in left}, earlier), [*left]

@@ -112,7 +112,7 @@ def trials_at_once(trial_s: float | None) -> int:
     return 1 if trial_s is None else max(1, int(_JOB_S / max(trial_s, 1e-6)))
 
 
-def in_order_of_use(problems: Iterable[Problem], family: Family, tuned: Container[str] = ()) -> list[Problem]:
+def tuning_order(problems: Iterable[Problem], family: Family, tuned: Container[str] = ()) -> list[Problem]:
     """The problems by ascending rows; of equal rows, by descending calls times operations.
 
     Problems in `tuned` (ids) come last: they have a choice already, for example one that a budget cut short.

@@ -5,7 +5,7 @@ import pytest
 from gemmpipe.core.data import Problem
 from gemmpipe.family import load_family
 from gemmpipe.stages import cpu_budget
-from gemmpipe.stages.cpu_budget import CpuBudget, in_order_of_use, left_line, trials_at_once
+from gemmpipe.stages.cpu_budget import CpuBudget, left_line, trials_at_once, tuning_order
 
 pytestmark = pytest.mark.unit
 
@@ -20,7 +20,7 @@ def test_few_rows_come_first_then_the_product_that_takes_most() -> None:
     small, often, large = _problem(1, 64), _problem(1, 64 * 2, calls=80.0), _problem(1, 4096)
     later = _problem(8, 64 * 3)
     family = load_family("a16w16")
-    assert in_order_of_use([later, small, large, often], family) == [often, large, small, later]
+    assert tuning_order([later, small, large, often], family) == [often, large, small, later]
 
 
 def test_a_pass_keeps_time_for_the_finals(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,7 +76,7 @@ def test_a_worker_gets_a_second_of_work_at_once() -> None:
 
 def test_problems_with_a_choice_come_last() -> None:
     small, large = _problem(1, 64), _problem(8, 64)
-    assert in_order_of_use([large, small], load_family("a16w16"), tuned={small.id: ()}) == [large, small]
+    assert tuning_order([large, small], load_family("a16w16"), tuned={small.id: ()}) == [large, small]
 
 
 def test_the_line_of_a_check_of_a_table_names_resume_alone() -> None:

@@ -45,7 +45,7 @@ class _Run:
             SimpleNamespace(
                 problem=problem,
                 summary=SimpleNamespace(ids=CANDIDATES),
-                **dict.fromkeys(("answered", "pending", "timed_us", "timed_count", "finished"), 0),
+                **dict.fromkeys(("result_count", "pending", "timed_us", "timed_count", "finished"), 0),
             )
             for problem in self.problems
         ]
@@ -62,7 +62,7 @@ class _Run:
     def screening(self, row: dict[str, Any]) -> Event:
         for place, (answered, pending, timed_us, timed_count, finished) in row["states"].items():
             state = self._states[int(place)]
-            state.answered, state.pending, state.finished = answered, pending, bool(finished)
+            state.result_count, state.pending, state.finished = answered, pending, bool(finished)
             state.timed_us, state.timed_count = timed_us, timed_count
         states: Any = [self._states[i] for i in self._listed[: row["listed"]]]
         searching, built = row["t"] < SEARCHES_END, row["built"]  # what was requested is not in the journal

@@ -177,8 +177,8 @@ class Scheduler:
         state = self.running_now = self._states[message.job.problem.id]
         trials = list(message.trials)
         if message.complete:
-            answered = {t.candidate for t in trials}
-            trials += state.missing_results([c for c in message.job.candidates if c not in answered])
+            received = {t.candidate for t in trials}
+            trials += state.missing_results([c for c in message.job.candidates if c not in received])
         with self._time_account.timed("search"):
             taken = state.tell(trials)
         self._mark(state, taken)

@@ -49,7 +49,7 @@ class ProblemState:
         """The worker that times all candidates of this problem: one device, so that times are comparable."""
         self.cut_short = False
         """True if a budget ended the search."""
-        self.answered = 0
+        self.result_count = 0
         """Requests with a result, also one of an earlier run."""
         self.timed_us, self.timed_count = 0.0, 0
         """The launches of the results with a time, in all, and their number."""
@@ -211,7 +211,7 @@ class ProblemState:
         )
 
     def _take(self, trials: Sequence[Trial]) -> None:
-        self.answered += len(trials)
+        self.result_count += len(trials)
         for trial in trials:
             self.results[trial.candidate] = trial
             if trial.time_us is not None:

@@ -92,14 +92,14 @@ class WorkEstimate:
         trials = expected = 0
         weights = self._weights(states)
         for state in states:
-            weight, answered = weights[state.problem.id], state.answered
+            weight, results = weights[state.problem.id], state.result_count
             left = float(state.pending)
             if searching and not state.finished:
-                left = max(left, planned[state.problem.id] * factor - answered)
-            done += weight * answered
+                left = max(left, planned[state.problem.id] * factor - results)
+            done += weight * results
             remaining += weight * left
-            trials += answered
-            expected += answered + round(left)
+            trials += results
+            expected += results + round(left)
         known = {state.problem.id for state in states}
         unlisted = [weight for name, weight in weights.items() if name not in known]
         remaining += typical * sum(unlisted)
@@ -111,7 +111,7 @@ class WorkEstimate:
 
     def trials_left(self, state: ProblemState) -> int:
         """Trials that a search still requests if it does not end early."""
-        return max(state.pending, 0 if state.finished else self._planned(state) - state.answered)
+        return max(state.pending, 0 if state.finished else self._planned(state) - state.result_count)
 
     def least_trial_s(self, problem: Problem, pace_s: float) -> float:
         """Seconds of a launch of a problem at the best pace of others (`pace_s`)."""
@@ -133,12 +133,12 @@ class WorkEstimate:
 
     def _measure_overhead(self, states: Collection[ProblemState]) -> None:
         """Update the overhead per trial: the time without launches, since one trial runs at a time on a CPU."""
-        now, answered = time.monotonic(), sum(state.answered for state in states)
-        if not answered:
+        now, results = time.monotonic(), sum(state.result_count for state in states)
+        if not results:
             self._began = now
-        elif answered >= _MIN_TIMED:
+        elif results >= _MIN_TIMED:
             launches_us = sum(state.timed_us for state in states)
-            self._overhead_us = max(0.0, 1e6 * (now - self._began) - launches_us) / answered
+            self._overhead_us = max(0.0, 1e6 * (now - self._began) - launches_us) / results
 
     def _weights(self, states: Collection[ProblemState]) -> dict[str, float]:
         """By problem id, the mean time of its trials; where none is timed yet, in proportion to the others."""
@@ -166,7 +166,7 @@ class WorkEstimate:
         if len(finished) < _MIN_MEASURED:
             return 1.0
         total = sum(planned[state.problem.id] for state in finished)
-        return sum(state.answered for state in finished) / total if total else 1.0
+        return sum(state.result_count for state in finished) / total if total else 1.0
 
 
 def _with_builds(share: float, trials: int, built: int, requested: int) -> float:
