@@ -1,4 +1,4 @@
-"""Links between the documents refer to existing files and headings; the README keeps its two commands."""
+"""Links and paths in the documents exist, the README keeps its two commands, the changelog one line per entry."""
 
 import re
 from collections.abc import Iterator
@@ -8,6 +8,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+_FILE = re.compile(r"(?<![\w/.@-])(?:tests|gemmpipe|kernels|docs|conf|pipelines|examples)/[\w./-]+\.(?:py|md|yaml)\b")
 _LINK = re.compile(r"\]\(([^)#\s]*)(?:#([^)\s]+))?\)")
 
 
@@ -37,6 +38,20 @@ def _dead(page: Path) -> Iterator[str]:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_have_targets(page: Path) -> None:
     assert list(_dead(page)) == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_files_that_a_page_names_exist(page: Path) -> None:
+    """Paths from the root of the checkout, such as `tests/e2e/test_faults.py`."""
+    named = set(_FILE.findall(page.read_text()))
+    assert {name for name in named if not (ROOT / name).is_file()} == set()
+
+
+def test_an_entry_of_the_changelog_is_one_line() -> None:
+    lines = (ROOT / "CHANGELOG.md").read_text().splitlines()
+    assert [line for line in lines if line.startswith("- ") and len(line) > 120] == []
+    entries = lines[lines.index("## [Unreleased]") :]
+    assert [line for line in entries if line and not line.startswith(("- ", "#"))] == []
 
 
 def test_the_readme_leads_to_the_pages() -> None:

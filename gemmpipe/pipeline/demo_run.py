@@ -178,7 +178,7 @@ class _Replay:
 
         pairs = [(problem, self.family.spec(problem)) for problem in self.recording.problems]
         search: Search = build_option(self.search_values, Search, "search")
-        terms = ReplayConfig(
+        config = ReplayConfig(
             keep=self._keep,
             rounds=int(self._replay_values["rounds"]),
             compile_slots=int(self._replay_values["compile_slots"]),
@@ -190,7 +190,7 @@ class _Replay:
                 pairs,
                 search,
                 History(),
-                terms,
+                config,
                 search_seed(self.search_values),
                 self._observer(journal),
             )

@@ -182,7 +182,7 @@ def simulate(
     problems: Sequence[tuple[Problem, GemmSpec]],
     search: Search,
     history: History,
-    terms: ReplayConfig,
+    config: ReplayConfig,
     seed: int,
     observe: Callable[[Trial, float], None] | None = None,
 ) -> list[SimulatedRun]:
@@ -204,10 +204,10 @@ def simulate(
             candidates=tuple(outcomes),
             builds=builds,
             launches=SCREEN_LAUNCHES,
-            keep=terms.keep,
+            keep=config.keep,
             history=history,
         )
-        bench = SimulatedBench(recording, problem, terms.compile_slots, random.Random(rng.random()))
+        bench = SimulatedBench(recording, problem, config.compile_slots, random.Random(rng.random()))
         simulations.append(_Simulation(bench, search.start(search_problem), search_problem, search.budget_trials))
         if observe is not None:
             bench.observe = _total_observer(observe, simulations)
@@ -215,7 +215,7 @@ def simulate(
         for simulation in simulations:
             spent_s = sum(p.bench.at_s for p in simulations)  # one device times all problems
             simulation.step(in_time=search.budget_s is None or spent_s < search.budget_s)
-    return [p.result(recording.problems[p.search_problem.problem], terms.rounds, rng) for p in simulations]
+    return [p.result(recording.problems[p.search_problem.problem], config.rounds, rng) for p in simulations]
 
 
 def _total_observer(
@@ -304,6 +304,6 @@ class ReplaySearch(Search):
             raise UserError("search.recorded: [] given, expected files such as tests/data/recorded/h200_a8w8.jsonl.xz")
         return [read(path, chosen) for path in named_files("search.recorded", self.recorded, "a recorded space")]
 
-    def terms(self, keep: int) -> ReplayConfig:
+    def config_for(self, keep: int) -> ReplayConfig:
         """The settings of a replay with `keep` finalists."""
         return ReplayConfig(keep=keep, rounds=self.rounds, compile_slots=self.compile_slots)

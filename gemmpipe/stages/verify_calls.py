@@ -203,7 +203,7 @@ class VerifyCalls(Stage):
             raise ValueError(f"err_ratio={self.err_ratio:g}, expected above 0 and at most 1")
 
     def usual_s(self, device: Device) -> float:
-        """17.4 s for 136 rows (H200, 2026-11-23); on a CPU too different to tell."""
+        """From 17.4 s for 136 rows (H200, 2026-11-23); on a CPU it varies too much for an estimate."""
         return 0.0 if device.kind == "cpu" else 0.13
 
     def run(self, tables: "dict[str, pd.DataFrame]", context: Context) -> "dict[str, pd.DataFrame]":
