@@ -72,7 +72,8 @@ def replay_group(search: ReplaySearch, recording: RecordedSpace, group: Group, k
         history = History()
         if search.transfer:
             _add_transfer_history(history, recording, group)
-        results.append(simulate(recording, group, _seeded(search.limited, seed), history, search.config_for(keep), seed))
+        algorithm = _seeded(search.limited, seed)
+        results.append(simulate(recording, group, algorithm, history, search.config_for(keep), seed))
     return [
         _row(recording, spec, [result[index] for result in results], search.compile_slots)
         for index, (_, spec) in enumerate(group)
