@@ -71,9 +71,7 @@ class _RefusingModule(types.ModuleType):
 
 
 class _Finder(vllm_import._Finder):
-    """The last finder: stand-ins of missing packages, whose names it keeps."""
-
-    made: set[str] = set()  # noqa: RUF012 - one finder per process
+    """The last finder: stand-ins of missing packages."""
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: object = None) -> Any:
         package = name.partition(".")[0]
@@ -82,9 +80,7 @@ class _Finder(vllm_import._Finder):
         return None
 
     def create_module(self, spec: Any) -> types.ModuleType:
-        package = spec.name.partition(".")[0]
-        self.made.add(package)
-        if package != REFUSING:
+        if spec.name.partition(".")[0] != REFUSING:
             return super().create_module(spec)
         made = _RefusingModule(spec.name)
         made.__path__ = []
@@ -102,7 +98,7 @@ def import_engine(deepgemm: bool) -> str:
                 Path(root, "kernels", "jit", name).mkdir(parents=True, exist_ok=True)
     deep = find_deepgemm() if deepgemm else "not used"
     sys.meta_path.append(_Finder())
-    if importlib.util.find_spec("dill") is None or "dill" in _Finder.made:
+    if importlib.util.find_spec("dill") is None:
         dill = types.ModuleType("dill")
         dill.dumps, dill.loads, dill.__spec__ = (lambda value: b""), (lambda value: value), None  # type: ignore[attr-defined]
         sys.modules["dill"] = dill
@@ -114,9 +110,16 @@ def import_engine(deepgemm: bool) -> str:
         importlib.import_module(f"sglang.srt.layers.{name}")
     from sglang.srt.layers.moe.moe_runner.triton_utils import fused_moe
 
-    if REFUSING in _Finder.made:
+    absent = stand_ins()
+    if REFUSING in absent:
         fused_moe.moe_sum_reduce = fused_moe.moe_sum_reduce_triton
-    return f"stand-ins: {', '.join(sorted(_Finder.made)) or 'none'}; DeepGEMM: {deep}"
+    return f"stand-ins: {', '.join(absent) or 'none'}; DeepGEMM: {deep}"
+
+
+def stand_ins() -> list[str]:
+    """The imported packages that have no file: those of this program, and of an environment that has its own."""
+    names = {REFUSING, "dill"} | vllm_import.UNUSED | UNUSED
+    return sorted(name for name in names if name in sys.modules and not getattr(sys.modules[name], "__file__", None))
 
 
 def find_deepgemm() -> str:
