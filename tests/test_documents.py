@@ -47,6 +47,14 @@ def test_files_that_a_page_names_exist(page: Path) -> None:
     assert {name for name in named if not (ROOT / name).is_file()} == set()
 
 
+def test_modules_in_the_ways_through_the_code_exist() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    section = text.partition("## Ways through the code")[2].partition("\n## ")[0]
+    modules = re.findall(r"`([\w/]+\.py)`", section)
+    assert len(modules) > 40
+    assert [name for name in modules if not (ROOT / "gemmpipe" / name).is_file()] == []
+
+
 def test_an_entry_of_the_changelog_is_one_line() -> None:
     lines = (ROOT / "CHANGELOG.md").read_text().splitlines()
     assert [line for line in lines if line.startswith("- ") and len(line) > 120] == []
