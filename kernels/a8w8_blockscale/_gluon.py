@@ -24,7 +24,7 @@ from gemmpipe.templates.hopper.launch import WarpSpecialised
 from gemmpipe.templates.params import (
     BLOCK_SCALED_KNOBS,
     CONSTANT_NK,
-    EARLY_WEIGHTS,
+    FIRST_SLOTS,
     OWN_PACE,
     PREFETCH_DESCRIPTORS,
     SCALE_BLOCK,
@@ -45,8 +45,7 @@ _STRIDE_ARGUMENTS = {
 }
 """Strides of x's scales that are arguments; the other is a constant."""
 _WAVES_KERNEL = "gemmpipe.kernels.a8w8_blockscale._hopper_waves_kernel:blockscale_waves"
-_EARLY_KERNEL = "gemmpipe.kernels.a8w8_blockscale._hopper_early_kernel:blockscale_early_weights"
-_PREFETCH_KERNEL = "gemmpipe.kernels.a8w8_blockscale._hopper_early_kernel:blockscale_prefetched"
+_FIRST_KERNEL = "gemmpipe.kernels.a8w8_blockscale._hopper_first_kernel:blockscale_first_copies"
 _WAVES_REGISTERS = {COPIED: (240, 24), FOURS: (224, 56), STRIDED: (224, 56)}
 """Registers of a math warpgroup with the sums of two waves and a product, and of the other warps."""
 _SCALE_LOADER_REGISTERS = 40
@@ -121,14 +120,17 @@ class BlockscaleWarpSpecialised(WarpSpecialised):
         return (*super().knob_names(spec, device), *BLOCK_SCALED_KNOBS)
 
     def normalise(self, spec: GemmSpec, knobs: Knobs, device: Device) -> Knobs:
-        """Further knobs if true: OWN_PACE for 128 rows; without waves EARLY_WEIGHTS, else PREFETCH_DESCRIPTORS."""
+        """Further knobs if set: OWN_PACE for 128 rows; FIRST_SLOTS for tiles in one part, with PREFETCH_DESCRIPTORS."""
         kept = dict(super().normalise(spec, knobs, device))
-        kept |= {name: True for name in BLOCK_SCALED_KNOBS if knobs.get(name)}
+        kept |= {name: knobs[name] for name in BLOCK_SCALED_KNOBS if knobs.get(name)}
         if int_knob(kept, "BLOCK_SIZE_M") != 2 * WARPGROUP_M:
             kept.pop(OWN_PACE, None)
-        if in_waves(kept):
-            kept.pop(EARLY_WEIGHTS, None)
-        if in_waves(kept) or EARLY_WEIGHTS in kept:
+        columns = warpgroup_columns(kept)
+        if in_waves(kept) or accumulator_width(columns) < columns or self.layout != ROW_MAJOR:
+            kept.pop(FIRST_SLOTS, None)  # tiles in parts check the ring's address by a store into its first slot
+        if FIRST_SLOTS in kept:
+            kept[FIRST_SLOTS] = min(int_knob(kept, FIRST_SLOTS), int_knob(kept, "num_stages"))
+        else:
             kept.pop(PREFETCH_DESCRIPTORS, None)
         return kept
 
@@ -143,9 +145,7 @@ class BlockscaleWarpSpecialised(WarpSpecialised):
     def _for(self, knobs: Knobs) -> "BlockscaleWarpSpecialised":
         if in_waves(knobs):
             return replace(self, kernel=_WAVES_KERNEL)
-        if knobs.get(EARLY_WEIGHTS):
-            return replace(self, kernel=_EARLY_KERNEL)
-        return replace(self, kernel=_PREFETCH_KERNEL) if knobs.get(PREFETCH_DESCRIPTORS) else self
+        return replace(self, kernel=_FIRST_KERNEL) if knobs.get(FIRST_SLOTS) else self
 
     def builds(self, spec: GemmSpec, knobs: Knobs, device: Device) -> tuple[Build, ...]:
         """One for each load mode of x's scales."""
@@ -191,11 +191,13 @@ class BlockscaleWarpSpecialised(WarpSpecialised):
 
     def constants(self, spec: GemmSpec, knobs: Knobs) -> Mapping[str, Scalar]:
         """Constant strides, rows of w per scale, K blocks per batch, the load mode, and further knobs'."""
+        first = knobs.get(FIRST_SLOTS)
         return {
             **{name: 1 for name in _STRIDE_ARGUMENTS[STRIDED] if name not in _STRIDE_ARGUMENTS[self.reading]},
             "SCALE_BLOCK": SCALE_BLOCK,
             "BATCH": _batch(spec, knobs, self.reading),
             "READING": self.reading,
+            **({FIRST_SLOTS: first, "PREFETCH": bool(knobs.get(PREFETCH_DESCRIPTORS))} if first else {}),
             **({"BUFFERS": stage_buffers(knobs)} if in_waves(knobs) else {}),
             **({"N": spec.n, "blocks": ceil_div(spec.k, SCALE_BLOCK)} if knobs.get(CONSTANT_NK) else {}),
         }
