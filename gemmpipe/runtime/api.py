@@ -21,7 +21,7 @@ from gemmpipe.core.data import Scalar
 from gemmpipe.family.layouts import as_matrix
 from gemmpipe.runtime.call_options import CallOptions, mixture_with_options, product_with_options
 from gemmpipe.runtime.moe import RoutedOperands, mixture
-from gemmpipe.runtime.operands import bytes_as, operand_type_error
+from gemmpipe.runtime.operands import bytes_as, flag, operand_type_error
 from gemmpipe.runtime.product import product
 
 Config = Mapping[str, Scalar]
@@ -47,8 +47,9 @@ def gemm_a16w16(
 
     With `bpreshuffle` w is bf16 in aiter's tiles (`shuffle_weight(w, layout=(16, 16))`, gemmpipe.family.layouts).
     """
-    family = "a16w16+bpreshuffle" if bpreshuffle else "a16w16"
-    if y is not None or config is not None or dtype is not None or skip_reduce:
+    shuffled = bpreshuffle is not False and flag("gemm_a16w16", "bpreshuffle", bpreshuffle)
+    family = "a16w16+bpreshuffle" if shuffled else "a16w16"
+    if y is not None or config is not None or dtype is not None or skip_reduce is not False:
         options = CallOptions(out_dtype=out_dtype, dtype=dtype, y=y, config=config, skip_reduce=skip_reduce)
         return product_with_options(family, (x, w, x_scale, w_scale, bias), options)
     return product(family, x, w, x_scale, w_scale, bias, out_dtype)
@@ -131,7 +132,7 @@ def gemm_a8w8_blockscale(
 
     x_scale is fp32 [..., ceil(K/128)], row-major or M-major; w_scale fp32 [ceil(N/128), ceil(K/128)].
     """
-    if y is not None or config is not None or dtype is not None or skip_reduce:
+    if y is not None or config is not None or dtype is not None or skip_reduce is not False:
         options = CallOptions(out_dtype=out_dtype, dtype=dtype, y=y, config=config, skip_reduce=skip_reduce)
         return product_with_options("a8w8_blockscale", (x, w, x_scale, w_scale, None), options)
     return product("a8w8_blockscale", x, w, x_scale, w_scale, None, out_dtype)
@@ -186,7 +187,7 @@ def gemm_a8w8_blockscale_bpreshuffle(
         w = as_matrix(w, x.shape[-1:].numel() or _NO_COLUMNS)
     except AttributeError:
         raise operand_type_error("gemm_a8w8_blockscale_bpreshuffle", x, w, x_scale, w_scale, None) from None
-    if y is not None or config is not None or dtype is not None or skip_reduce:
+    if y is not None or config is not None or dtype is not None or skip_reduce is not False:
         options = CallOptions(out_dtype=out_dtype, dtype=dtype, y=y, config=config, skip_reduce=skip_reduce)
         return product_with_options("a8w8_blockscale_bpreshuffle", (x, w, x_scale, w_scale, None), options)
     return product("a8w8_blockscale_bpreshuffle", x, w, x_scale, w_scale, None, out_dtype)
@@ -210,7 +211,7 @@ def gemm_a4w4_blockscale(
     """
     x, w = bytes_as(x, torch.float4_e2m1fn_x2), bytes_as(w, torch.float4_e2m1fn_x2)
     x_scale, w_scale = bytes_as(x_scale, torch.float8_e8m0fnu), bytes_as(w_scale, torch.float8_e8m0fnu)
-    if y is not None or config is not None or dtype is not None or skip_reduce:
+    if y is not None or config is not None or dtype is not None or skip_reduce is not False:
         options = CallOptions(out_dtype=out_dtype, dtype=dtype, y=y, config=config, skip_reduce=skip_reduce)
         return product_with_options("a4w4_blockscale", (x, w, x_scale, w_scale, None), options)
     return product("a4w4_blockscale", x, w, x_scale, w_scale, None, out_dtype)

@@ -15,7 +15,7 @@ from gemmpipe.runtime.copy_log import log_copied_output
 from gemmpipe.runtime.dispatch import Dispatch, RecordingDispatch, dispatch_of
 from gemmpipe.runtime.fixed_config import fixed_config_dispatch, frozen_config, output_dispatch
 from gemmpipe.runtime.moe import RoutedOperands, checked_key, record_mixture, run_mixture
-from gemmpipe.runtime.operands import ALIGNMENT, CallOperands, OptionalTensor, dtype_name, operand_type_error
+from gemmpipe.runtime.operands import ALIGNMENT, CallOperands, OptionalTensor, dtype_name, flag, operand_type_error
 from gemmpipe.runtime.product import autocast_operands, product
 
 ProductOperands = tuple[torch.Tensor, torch.Tensor, OptionalTensor, OptionalTensor, OptionalTensor]
@@ -61,7 +61,7 @@ def product_with_options(family: str, operands: ProductOperands, options: CallOp
         shape = (*x.shape[:-1], w.shape[-2])
     except (AttributeError, IndexError):
         raise operand_type_error(name, *operands) from None
-    if options.skip_reduce:
+    if flag(name, "skip_reduce", options.skip_reduce):
         raise UserError(f"{name}: skip_reduce: the parts of a split are added up here, expected False")
     requested = _out_dtype(name, options)
     if options.y is None and options.config is None:

@@ -26,6 +26,7 @@ from gemmpipe.runtime.operands import (
     as_rows,
     check_device,
     dtype_name,
+    flag,
     not_a_tensor_error,
     on_meta,
     or_list,
@@ -116,7 +117,7 @@ def routed_problem(family: Family, given: RoutedOperands) -> Problem:
         "q_dtype_w": weight,
         "q_type": quantised,
         "use_g1u1": int(given.w.shape[1] == 2 * inner),
-        "doweight_stage1": int(bool(given.weight_first)),
+        "doweight_stage1": int(flag(family.entry_point, "doweight_stage1", given.weight_first)),
     }
     return family.problem(tuple((c.name, _cell(family, c, values.get(c.name))) for c in family.key_columns))
 

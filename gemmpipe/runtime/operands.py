@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from gemmpipe.core.data import Problem, Scalar
-from gemmpipe.core.errors import UserError
+from gemmpipe.core.errors import UserError, short_repr
 from gemmpipe.core.spec import COLUMN, scale_order
 from gemmpipe.family import Family, GemmSpec, Inputs, Scaling, Weights
 from gemmpipe.family.dtypes import DTYPES_8BIT, DTYPES_16BIT, OUT_DTYPES, SCALE_ORDERS, X_SCALE_COLUMN
@@ -109,6 +109,13 @@ def operand_type_error(name: str, x: object, w: object, x_scale: object, w_scale
     """`not_a_tensor_error` for a product's operands."""
     operands = {"x": x, "w": w, "x_scale": x_scale, "w_scale": w_scale, "bias": bias}
     return not_a_tensor_error(name, operands, optional=("x_scale", "w_scale", "bias"))
+
+
+def flag(name: str, argument: str, value: object) -> bool:
+    """The truth of an argument. Raises UserError for a tensor, of which only one with a single element has one."""
+    if isinstance(value, torch.Tensor):
+        raise UserError(f"{name}: {argument} is {short_repr(value)}, expected True or False")
+    return bool(value)
 
 
 def on_meta(*tensors: OptionalTensor) -> tuple[bool, ...]:

@@ -89,6 +89,9 @@ def tune_and_save_configs(
     """
     ranges = bucket_ranges(buckets, "buckets")
     sizes = _sizes(batch_sizes)
+    for name, value in (("N", N), ("K", K)):
+        if not is_count(value):
+            raise UserError(f"{name}: {short_repr(value)}, expected a whole number from 1")
     chosen = _family_kernel(tag) if tune is None else tune
 
     def tuned(m: int) -> Config:

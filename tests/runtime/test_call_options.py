@@ -189,10 +189,15 @@ def test_a_configuration_is_checked_also_without_rows(x: Activations, w: torch.T
 def test_a_tensor_in_place_of_an_option_is_shown_as_shape_and_type(x: Activations, w: torch.Tensor) -> None:
     with pytest.raises(UserError, match=r"^gemm_a16w16_atomic: out_dtype is float32 \[64\], expected a torch.dtype$"):
         gemm_a16w16_atomic(x(4), w, torch.randn(64))
+    for name in ("bpreshuffle", "skip_reduce"):
+        with pytest.raises(UserError, match=rf"^gemm_a16w16: {name} is float32 \[2\], expected True or False$"):
+            gemm_a16w16(x(4), w, **{name: torch.ones(2)})
     ids = torch.zeros(3, 2, dtype=torch.int32)
     experts = (torch.ones(3, 32), torch.ones(4, 32, 32), torch.ones(4, 32, 16), torch.ones(3, 2), ids)
     with pytest.raises(UserError, match=r"^fused_moe: activation: float32 \[2, 2\], expected a text$"):
         fused_moe(*experts, activation=torch.ones(2, 2))
+    with pytest.raises(UserError, match=r"^fused_moe: doweight_stage1 is float32 \[2\], expected True or False$"):
+        fused_moe(*experts, doweight_stage1=torch.ones(2))
     with pytest.raises(UserError, match=r"^gemm_a8w8_blockscale: x_scale is of type float, expected a tensor or None$"):
         gemm_a8w8_blockscale(x(4), w, 1.0, None, config=TILES)
 

@@ -369,6 +369,10 @@ def test_on_a_gpu() -> None:
         (lambda: tune_kernel([{"A": 1}], print, num_iters="x"), "num_iters: 'x', expected a whole number from 1"),
         (lambda: benchmark_config(3, 3), "run: 3, expected a function"),
         (lambda: tune_and_save_configs(3, 3, 3, "x", [], "", "d", "t", print), "batch_sizes: 3, expected whole"),
+        (
+            lambda: tune_and_save_configs([1], torch.ones(4), 3, "x", [], "", "d", "t", print),
+            r"N: float32 \[4\], expected",
+        ),
         (lambda: tune_and_save_configs(["a"], 3, 3, "x", [], "", "d", "t", print), r"batch_sizes: \['a'\], expected"),
     ],
 )
