@@ -1,15 +1,17 @@
 """The source interface, a provider of problems, and checks of tables for another family or misspelt columns."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import ClassVar
 
 from gemmpipe.core.data import Problem
-from gemmpipe.core.errors import UserError, one_letter_apart, suggest_or_list
+from gemmpipe.core.errors import NotComputed, UserError, one_letter_apart, suggest_or_list
 from gemmpipe.engines.launch import ServerArguments
-from gemmpipe.family import Family, KernelDefaults, load_family, shipped_families
+from gemmpipe.family import Family, GemmSpec, KernelDefaults, load_family, shipped_families
+from gemmpipe.family.layouts import ROW_MAJOR
+from gemmpipe.family.problem import parse_dtype
 from gemmpipe.sources.products import UNSUPPORTED
 from gemmpipe.tables.file_names import family_of_file_name
 
@@ -102,6 +104,49 @@ def check_sizes(row: Sequence[str], foreign: Sequence[int], header: Sequence[str
             raise UserError(
                 f"{where}: column {column}: {row[index]}, which {family.name} does not have; expected kernel={of}"
             )
+
+
+_FORMATS: Mapping[str, Callable[[GemmSpec], object]] = {
+    "bias": lambda spec: spec.bias,
+    "scaleab": lambda spec: spec.x_scale is not None,
+    "bpreshuffle": lambda spec: spec.w_layout != ROW_MAJOR,
+    "granularity": lambda spec: None if spec.w_scale is None else spec.w_scale.granularity,
+    "dtype": lambda spec: spec.x_dtype,
+    "q_dtype_a": lambda spec: spec.x_dtype,
+    "q_dtype_w": lambda spec: spec.w_dtype,
+}
+"""Columns of a product's format in lower case, and what a product has there."""
+
+
+def foreign_formats(header: Sequence[str], family: Family) -> tuple[int, ...]:
+    """The indices of columns with formats of other families' products that this family's key does not have."""
+    own = {name.lower() for column in family.key_columns for name in (column.name, *column.aliases)}
+    return tuple(index for index, name in enumerate(header) if name.lower() in _FORMATS.keys() - own)
+
+
+def check_formats(
+    row: Sequence[str], foreign: Sequence[int], header: Sequence[str], family: Family, problem: Problem, where: str
+) -> None:
+    """Raises NotComputed for a row with another format than the family's product, such as a bias.
+
+    A flag that is false says nothing: lists of aiter have all of them.
+    """
+    spec = family.spec(problem) if foreign else None
+    for index in foreign:
+        name, cell = header[index].lower(), row[index].strip()
+        if spec is None or cell.lower() in ("", "false", "0"):
+            continue
+        has = _FORMATS[name](spec)
+        given: object = cell.lower() in ("true", "1") if isinstance(has, bool) else _dtype_or_text(cell)
+        if given != has:
+            raise NotComputed(f"{where}: column {header[index]}: {cell}, which {family.name} does not compute")
+
+
+def _dtype_or_text(cell: str) -> str:
+    try:
+        return parse_dtype(cell, "")
+    except UserError:
+        return cell
 
 
 def _sizes(family: Family) -> set[str]:

@@ -1,8 +1,9 @@
 """Problems from CSV tables, untuned and tuned, ours and aiter's."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
@@ -11,7 +12,16 @@ from gemmpipe.core.errors import NotComputed, UserError
 from gemmpipe.core.files import named_files, read_cells
 from gemmpipe.family import Family, KernelDefaults
 from gemmpipe.family.problem import locate_key_columns, make_problem, merge_duplicates, parse_weight
-from gemmpipe.sources import Source, check_family, check_file_family, check_header, check_sizes, foreign_sizes
+from gemmpipe.sources import (
+    Source,
+    check_family,
+    check_file_family,
+    check_formats,
+    check_header,
+    check_sizes,
+    foreign_formats,
+    foreign_sizes,
+)
 from gemmpipe.sources.routing_counts import SIZES, profiles
 
 _WEIGHTS = ("weight", "count")
@@ -57,12 +67,14 @@ class CsvShapes(Source):
     def _read(self, path: Path, wanted: str, family: Family, defaults: KernelDefaults, gfx: str) -> Iterator[Problem]:
         routed = any(column.condition for column in family.key_columns) and not defaults.key.get("routing")
         captured = profiles(path) if routed else {}
-        for where, values, weight, layer in _rows(path, wanted, family, self._other_families):
+        for where, values, weight, layer, check in _rows(path, wanted, family, self._other_families):
             if captured and not values.get("routing"):
                 sizes = tuple(int(values[name]) for name in SIZES if values.get(name, "").isdigit())
                 values = {**values, "routing": captured.get(sizes, "")}
             try:
-                yield make_problem(family, values, defaults, gfx, where, weight=weight, layer=layer)
+                problem = make_problem(family, values, defaults, gfx, where, weight=weight, layer=layer)
+                check(problem)
+                yield problem
             except UserError as error:
                 if not (self.skip_bad_rows or isinstance(error, NotComputed)):
                     raise
@@ -75,8 +87,11 @@ def _count_text(others: Mapping[str, int]) -> str:
 
 def _rows(
     path: Path, wanted: str, family: Family, others: Counter[str]
-) -> Iterator[tuple[str, dict[str, str], float, str]]:
-    """(`file:row`, the key's cells, weight, layer) of each row of that family; rows of others are counted."""
+) -> Iterator[tuple[str, dict[str, str], float, str, Callable[[Problem], None]]]:
+    """(`file:row`, the key's cells, weight, layer, a check of its problem) of each row of that family.
+
+    Rows of other families are counted.
+    """
     lines = read_cells(path)
     _, header = next(lines, (1, []))
     columns = locate_key_columns(header, family, f"{path}:1")
@@ -84,6 +99,7 @@ def _rows(
     if "family" not in header:
         check_file_family(path, wanted, family)
     foreign = foreign_sizes(header, family)
+    formats = foreign_formats(header, family) if wanted == family.name else ()
     extra = {name.lower(): index for index, name in reversed(list(enumerate(header)))}
     weight_at = next((extra[name] for name in _WEIGHTS if name in extra), None)
     for line, row in lines:
@@ -101,4 +117,5 @@ def _rows(
             continue
         check_sizes(row, foreign, header, family, where)
         layer = row[extra["layer"]] if "layer" in extra else ""
-        yield where, {name: row[index] for name, index in columns.items()}, number, layer
+        check = partial(check_formats, row, formats, header, family, where=where)
+        yield where, {name: row[index] for name, index in columns.items()}, number, layer, check

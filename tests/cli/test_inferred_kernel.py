@@ -81,6 +81,45 @@ def test_a_column_of_batches_is_never_lost(refusal, folder: Path) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("kernel", "column", "cell"),
+    [
+        ("a16w16", "q_dtype_w", "torch.int8"),
+        ("a16w16_atomic", "bias", "True"),
+        ("a8w8_blockscale", "bpreshuffle", "1"),
+        ("a4w4_blockscale", "dtype", "torch.bfloat16"),
+    ],
+)
+def test_another_format_is_never_lost(
+    refusal, folder: Path, capsys: pytest.CaptureFixture[str], kernel: str, column: str, cell: str
+) -> None:
+    (folder / "mine.csv").write_text(f"M,N,K,{column}\n1,64,128,{cell}\n")
+    typed = ["capture", f"kernel={kernel}", "shapes=csv", "shapes.path=mine.csv"]
+    assert refusal(*typed) == f"mine.csv:2: column {column}: {cell}, which {kernel} does not compute"
+    with (folder / "mine.csv").open("a") as more:
+        more.write("2,64,128,False\n3,64,128,\n" if column in ("bias", "bpreshuffle") else "3,64,128,\n")
+    capsys.readouterr()
+    assert main(typed) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert f"left out: 1 row, the first: mine.csv:2: column {column}: {cell}, which {kernel} does not compute" in said
+
+
+@pytest.mark.parametrize(
+    ("kernel", "header", "cells"),
+    [
+        ("a16w16", "q_dtype_w", "bf16"),
+        ("a16w16_atomic", "bias,scaleAB,bpreshuffle", "False,0,"),
+        ("a8w8_bpreshuffle", "bpreshuffle,scaleAB", "True,True"),
+    ],
+)
+def test_a_format_that_the_kernel_has_is_no_contradiction(
+    plans: list[Plan], folder: Path, kernel: str, header: str, cells: str
+) -> None:
+    (folder / "mine.csv").write_text(f"M,N,K,{header}\n1,64,128,{cells}\n")
+    assert main(["capture", f"kernel={kernel}", "shapes=csv", "shapes.path=mine.csv"]) == 0
+    assert len(plans) == 1
+
+
 def test_lists_of_several_kernels_are_refused(refusal, folder: Path) -> None:
     (folder / "a8w8_untuned_gemm.csv").write_text(MNK)
     (folder / "bf16_untuned_gemm.csv").write_text(BF16)
