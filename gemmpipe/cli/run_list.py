@@ -9,7 +9,7 @@ from gemmpipe.cli import STDOUT, naming_write_errors
 from gemmpipe.cli.command_line import CommandLine
 from gemmpipe.cli.commands import options
 from gemmpipe.core.errors import UserError, printable, suggest_or_list
-from gemmpipe.core.paths import RUNS, SELECTIONS
+from gemmpipe.core.paths import RUNS
 from gemmpipe.core.text_table import Column, aligned, cut, terminal_width
 from gemmpipe.core.units import duration_text
 from gemmpipe.report.run_folder import FINISHED, KILLED, RunFolder, damage, describe_run, groups, run_folders
@@ -134,16 +134,14 @@ def _state(run: RunFolder) -> str:
     """The state, or that its manifest is damaged; partial or failed for a finished run that did not solve all."""
     if run.state == KILLED and damage(run.folder):
         return "damaged"
-    if run.state != FINISHED or run.reused or not (run.folder / SELECTIONS).is_file() or run.solved >= run.problems:
+    if run.state != FINISHED or run.reused or not run.chooses or run.solved >= run.problems:
         return run.state
-    if run.solved:
-        return "partial"
-    return "failed" if run.exit_code else run.state
+    return "partial" if run.solved or not run.exit_code else "failed"
 
 
 def _problems(run: RunFolder) -> str:
     if run.reused:
         return f"{run.reused:,} reused"
-    if run.state == FINISHED and not (run.folder / SELECTIONS).is_file():
+    if run.state == FINISHED and not run.chooses:
         return f"{run.problems:,}" if run.problems else ""  # it chooses nothing: capture, compare, verify
     return f"{run.solved:,}/{run.problems:,}" if run.problems else ""

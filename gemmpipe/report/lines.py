@@ -12,7 +12,7 @@ GOOD, BAD, WARN, DIM, HEAD, KEY = "good", "bad", "warn", "dim", "head", "key"
 """Better than its counterpart, worse, to be looked at, of less interest, a heading, a name or a command."""
 _INDENT = "  "
 _CUT = "..."
-_COMMAND = re.compile(r"(^|: |[\"'])(gemmpipe|export) \S")
+_COMMAND = re.compile(r"(^|: |[\"'])(gemmpipe|export) \S|^[A-Z][A-Z0-9_]+=\S|^(vllm serve|python -m) \S")
 """A command to copy, which a line break would split."""
 
 

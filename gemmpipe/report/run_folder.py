@@ -27,9 +27,11 @@ _MAX_HYDRA_BYTES = 1_000_000
 _MAX_LINE_BYTES = 1_000_000
 _SOURCE_STAGE = "capture"
 """The stage that takes problems from the source that `shapes` names."""
+_SELECT_STAGE = "select"
+"""The stage that solves problems."""
 _CHOICE = re.compile(r"^      (kernel|shapes): ([\w.-]+)$", re.MULTILINE)
 """Hydra's record of the chosen options. A regular expression, since PyYAML takes 0.1 s per file."""
-_SESSION_ROW, _PROBLEM_ROW, _DONE_ROW = b'{"row":"session",', b'{"row":"problem",', b'{"row":"done",'
+_PROBLEM_ROW, _DONE_ROW = b'{"row":"problem",', b'{"row":"done",'
 SWEEP = "multirun.yaml"
 """Hydra's file in the folder of a sweep."""
 
@@ -60,6 +62,8 @@ class RunFolder:
     """The folder of the sweep that the run is part of."""
     reused: int = 0
     """The problems that were tuned already, of a run that had nothing to time."""
+    chooses: bool = False
+    """True for a run that solves problems, also if it ended before the first; False for capture, compare, verify."""
 
 
 def is_run(folder: Path) -> bool:
@@ -146,6 +150,7 @@ def describe_run(folder: Path) -> RunFolder:
         command=shell_join(["gemmpipe", pipeline, *typed]),
         sweep=folder.parent if (folder.parent / SWEEP).is_file() else None,
         reused=_whole(_reused(manifest).get("problems")),
+        chooses=_SELECT_STAGE in (_chain(manifest) or ()) or (folder / SELECTIONS).is_file(),
     )
 
 
@@ -165,19 +170,9 @@ def can_resume(folder: Path) -> bool:
 
 
 def only_listed(folder: Path) -> bool:
-    """True for a run that finished with nothing but a list of problems, such as `capture`: nothing is left to do."""
-    if (folder / SELECTIONS).is_file() or _state(folder, _manifest_or_empty(folder)) != FINISHED:
-        return False
-    return not _has_work(folder)
-
-
-def _has_work(folder: Path) -> bool:
-    """True if a run's journal has a row that is neither a session's nor a problem's."""
-    with contextlib.suppress(OSError, UserError), open_regular(folder / JOURNAL, "a run's journal") as stream:
-        while line := stream.readline(_MAX_LINE_BYTES):
-            if not line.startswith((_SESSION_ROW, _PROBLEM_ROW)):
-                return True
-    return False
+    """True for a run that finished and only lists problems (`capture`): nothing is left to do."""
+    manifest = _manifest_or_empty(folder)
+    return _chain(manifest) == [_SOURCE_STAGE] and _state(folder, manifest) == FINISHED
 
 
 def _count_rows(folder: Path) -> int:
@@ -189,9 +184,15 @@ def _count_rows(folder: Path) -> int:
 
 def _takes_shapes(manifest: Mapping[str, object]) -> bool:
     """False for a run whose problems are those of tables (merge, verify): the option `shapes` is not used."""
+    chain = _chain(manifest)
+    return chain is None or _SOURCE_STAGE in chain
+
+
+def _chain(manifest: Mapping[str, object]) -> list[object] | None:
+    """The stages of a run; None where its manifest does not say."""
     config = manifest.get("config")
     chain = config.get("chain") if isinstance(config, dict) else None
-    return not isinstance(chain, list) or _SOURCE_STAGE in chain
+    return chain if isinstance(chain, list) else None
 
 
 def _reused(manifest: Mapping[str, object]) -> Mapping[str, object]:

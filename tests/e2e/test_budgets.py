@@ -85,7 +85,10 @@ def test_a_budget_too_small_for_anything_valid_says_so_and_can_go_on(
 ) -> None:
     out = run("search=exhaustive", "backend=[faulty]", "space.KIND=[wrong_at_8]", "search.budget_trials=2")
     assert "screen: 2 searches cut short by the budget" in out
-    assert "select: search.budget_trials=2 left 1 problem without a valid candidate so far: faulty M=8 N=32 K=64" in out
+    assert (
+        "select: search.budget_trials=2 left 1 problem without a valid candidate so far: faulty M=8 N=32 K=64"
+        in " ".join(out.split())
+    )
     assert "resume with: gemmpipe resume=" in out
     manifest = json.loads((_runs()[-1] / "manifest.json").read_text())
     assert (manifest["unsolved"], manifest["undecided"]) == ([], ["faulty M=8 N=32 K=64"])

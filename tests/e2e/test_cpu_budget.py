@@ -1,6 +1,7 @@
 """A run on a CPU whose budget ends: finished problems are tuned, the others are left, and the next run goes on."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -25,7 +26,7 @@ def run(folder: Path, capfd: pytest.CaptureFixture[str], faulty_words: tuple[str
     def typed(*words: str) -> str:
         capfd.readouterr()
         assert main([*faulty_words, ITEMS, "cpu_budget_s=0.001", *words]) == 0
-        return capfd.readouterr().out
+        return re.sub(r"\n  +(?=\S)", " ", capfd.readouterr().out)  # lines of the last screen are folded
 
     return typed
 

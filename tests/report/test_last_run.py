@@ -40,6 +40,7 @@ KINDS: dict[str, tuple[list[dict[str, str]], dict[str, str]]] = {
     ),
     "listed": ([_SESSION, _PROBLEM], {"problems.csv": "M\n1\n", "manifest.json": "0"}),
     "reused": ([_SESSION], {"problems.csv": "M\n", "reused.csv": "M\n1\n", "manifest.json": "0"}),
+    "too late": ([_SESSION, _PROBLEM], {"problems.csv": "M\n1\n", "manifest.json": "0"}),
     "refused": ([_SESSION], {"manifest.json": "2"}),
     "stopped": ([_SESSION], {"manifest.json": "130"}),
     "killed": ([_SESSION, _PROBLEM], {}),
@@ -57,7 +58,8 @@ def _write(kind: str, root: Path = RUNS / "tune") -> Path:
     (folder / ".hydra" / "hydra.yaml").write_text(
         "hydra:\n  job:\n    config_name: tune\n  runtime:\n    config_sources: []\n"
     )
-    manifest = {"pipeline": "tune", "files": [], "unsolved": [], "wall_s": 1.0}
+    chain = ["capture"] if kind == "listed" else ["capture", "screen", "bench", "select", "merge"]
+    manifest = {"pipeline": "tune", "files": [], "unsolved": [], "wall_s": 1.0, "config": {"chain": chain}}
     texts = {"trials.jsonl": "".join(json.dumps(row, separators=(",", ":")) + "\n" for row in rows), **files}
     if "manifest.json" in files:
         texts["manifest.json"] = json.dumps({**manifest, "exit_code": int(files["manifest.json"])})
@@ -86,10 +88,13 @@ COMMANDS: dict[str, tuple[Callable[[], Path], set[str]]] = {
     "export": (_exported, {"chosen", "bucketed"}),
     "report": (lambda: _reported(watch=False), {"chosen", "killed"}),
     "report --watch": (lambda: _reported(watch=True), {"chosen", "killed", "running"}),
-    "load": (lambda: api.load("last").folder, {"chosen", "bucketed", "failed", "listed", "refused", "stopped"}),
+    "load": (
+        lambda: api.load("last").folder,
+        {"chosen", "bucketed", "failed", "listed", "too late", "refused", "stopped"},
+    ),
     "resume=": (
         lambda: find_run("resume", "last", None, False).folder,
-        {"chosen", "bucketed", "failed", "stopped", "killed", "running"},
+        {"chosen", "bucketed", "failed", "too late", "stopped", "killed", "running"},
     ),
 }
 """What a command takes as `last`, and the kinds of runs that it may be."""

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gemmpipe.core.text_table import fold_width, terminal_width
-from gemmpipe.report.lines import GOOD, KEY, Line, folded, styled
+from gemmpipe.report.lines import GOOD, KEY, Line, fitted, folded, styled
 
 
 @pytest.mark.parametrize(
@@ -39,6 +39,20 @@ def test_styles_move_with_their_words() -> None:
     parts = folded(line, 14)
     words = [(part.text[low:high], style) for part in parts for low, high, style in part.spans]
     assert words == [("three", GOOD), ("four", GOOD), ("six", KEY)]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "VLLM_TUNED_CONFIG_FOLDER=/tmp/outputs/tuned/vllm vllm serve /models/llama --tensor-parallel-size 8",
+        "vllm serve /models/llama --tensor-parallel-size 8 --moe-backend triton",
+        "python -m sglang.launch_server --model-path /models/llama --tp 8",
+        "vLLM reads files of dense products from its package alone: gemmpipe export last vllm install=true",
+    ],
+)
+def test_a_line_with_a_command_to_copy_is_fitted_whole(text: str) -> None:
+    assert fitted(Line(text=text), 40) == [Line(text=text)]
+    assert len(fitted(Line(text=f"note: {text[:30]} and more words than fit a line"), 40)) > 1
 
 
 def test_a_command_is_never_folded() -> None:

@@ -131,6 +131,21 @@ def test_the_list_tells_a_run_that_solved_less_from_one_that_solved_all(solved: 
 
 
 @pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize(
+    ("chain", "expected"), [(["capture", "screen", "select"], "partial"), (["capture"], "finished")]
+)
+def test_a_run_that_its_budget_ends_before_the_first_choice_is_partial(chain: list[str], expected: str) -> None:
+    folder = _run("2026-11-23_09-00-00")
+    (folder / "selections.csv").unlink(missing_ok=True)
+    (folder / "problems.csv").write_text("problem\na\nb\n")
+    manifest = json.loads((folder / "manifest.json").read_text())
+    (folder / "manifest.json").write_text(json.dumps({**manifest, "config": {"chain": chain}}))
+    _, row = lines({folder: describe_run(folder)}, 100)
+    assert expected in row.split()
+    assert ("0/2" in row.split()) == (expected == "partial")
+
+
+@pytest.mark.usefixtures("folder")
 def test_the_time_of_a_run_is_that_of_all_its_sessions() -> None:
     folder = _run("2026-11-23_09-00-00")
     manifest = {**json.loads((folder / "manifest.json").read_text()), "wall_s": 2.5, "earlier_wall_s": 12.5}

@@ -74,6 +74,10 @@ def test_a_program_as_it_is(tmp_path: Path, capture: Capture) -> None:
         done = start("script.py", "four", "--words")
         assert done.returncode == 0, done.stderr
     rows = read(tmp_path / "seen.csv")
+    kernels = sorted({row["family"] for row in rows})
+    sweep = " -m" if len(kernels) > 1 else ""
+    command = f"gemmpipe{sweep} kernel={','.join(kernels)} shapes=csv shapes.path={tmp_path}/seen.csv"
+    assert done.stderr.rstrip().endswith(f"captured products are in {tmp_path}/seen.csv; next: {command}")
     linear = {row["layer"]: row for row in rows if row["layer"]}
     assert set(linear) == {"0.up", "0.down", "1.up", "1.down"}
     up, down = linear["0.up"], linear["1.down"]

@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from gemmpipe.core.errors import EnvironmentProblem, UserError
-from gemmpipe.core.files import open_regular
+from gemmpipe.core.files import open_regular, read_cells
 from gemmpipe.core.shell import shell_join
 from gemmpipe.runtime.capture.recorder import capture_file, check_capture_file, recorder_for
 from gemmpipe.runtime.capture.routing import routing_counter
@@ -110,10 +110,21 @@ def _file_version(path: Path) -> tuple[int, int] | None:
     return None
 
 
+def _tuning_command(path: Path) -> str:
+    """The command that tunes the captured products: a sweep over the kernels if there are several."""
+    kernels: list[str] = []
+    with suppress(UserError, ValueError):  # a file that another process replaces at this moment
+        rows = read_cells(path)
+        column = next(rows, (0, []))[1].index("family")
+        kernels = sorted({cells[column] for _, cells in rows if len(cells) > column and cells[column]})
+    chosen = [f"kernel={','.join(kernels)}"] if kernels else []
+    return shell_join(["gemmpipe", *(["-m"] if len(kernels) > 1 else []), *chosen, "shapes=csv", f"shapes.path={path}"])
+
+
 def _files_changed(path: Path, before: tuple[int, int] | None) -> str:
     now = _file_version(path)
     if now not in (None, before):
-        return f"captured products are in {path} ({shell_join(['shapes=csv', f'shapes.path={path}'])})"
+        return f"captured products are in {path}; next: {_tuning_command(path)}"
     scope = (
         "threads, processes of multiprocessing and ranks of torchrun are counted, other programs that it starts are not"
     )
