@@ -125,7 +125,7 @@ first = []
 out, sys.stdout, sys.stderr = sys.stdout, Stream(), Stream()
 from gemmpipe.cli.main import main
 code = main(sys.argv[1:])
-print(json.dumps([code, *first]), file=out)
+print(json.dumps([code, *first]), file=out, flush=True)
 """
 SHIPPED = shipped_tables() / "a8w8_blockscale_tuned_gemm.csv"
 RECORDED = Path(__file__).parents[2] / "docs" / "examples" / "h200_run.tar.xz"
