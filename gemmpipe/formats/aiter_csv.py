@@ -27,6 +27,8 @@ _SOLUTIONS = "hipblaslt"
 _ASSEMBLY = "asm"
 _TORCH = "torch"
 """torch's product, which aiter's table of bf16 products has too."""
+_AITER_LIBTYPES = ("ck", _ASSEMBLY)
+_BY_NUMBER = "kernels without a name, by which aiter finds them"
 _NAME = "kernelName"
 """The knob of an assembly kernel that holds aiter's name of it."""
 
@@ -104,7 +106,7 @@ def _unfit_reason(row: Row, family: Family) -> str:
     assert family.aiter_table is not None
     known = row.get("libtype") == _SOLUTIONS or _aiter_kernel_name(row) or _is_plain_torch(row, family)
     if not (is_missing(row.get("config")) or known):
-        return "not kernels of aiter"
+        return _BY_NUMBER if row.get("libtype") in _AITER_LIBTYPES else "not kernels of aiter"
     defaults = KernelDefaults(dtype=None, out_dtype=None, bias=None)
     plain = family.key_defaults(defaults, str(row.get("gfx")))
     others = (column for column in family.key_columns if column.name not in family.aiter_table.columns)
