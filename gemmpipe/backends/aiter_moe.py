@@ -34,9 +34,11 @@ _ACTIVATIONS = {"silu": "Silu", "gelu": "Gelu"}
 def knobs_from_row(row: Mapping[str, Scalar]) -> Knobs | None:
     """The knobs of a row of aiter's `tuned_fmoe.csv`: both kernels by name, made for shuffled weights."""
     text = str(row.get(BLOCK_M) or "").removesuffix(".0")
-    if not text.isdecimal() or str(row.get("run_1stage") or "0") not in ("0", "False", "0.0"):
-        return None  # for one-stage kernels the row lacks arguments that their function needs
-    names = (str(row.get(name) or "") for name in (KERNEL_NAME1, KERNEL_NAME2))
+    if not text.isdecimal():
+        return None
+    names = [str(row.get(name) or "") for name in (KERNEL_NAME1, KERNEL_NAME2)]
+    if str(row.get("run_1stage") or "0") not in ("0", "False", "0.0"):
+        names[0] = names[0].removeprefix(_PREFIX) or "of one stage"  # refused: the row lacks its function's arguments
     return {BLOCK_M: int(text), **dict(zip((KERNEL_NAME1, KERNEL_NAME2), names, strict=True)), SHUFFLED: True}
 
 

@@ -3,7 +3,7 @@
 import csv
 import io
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from gemmpipe.core.data import Scalar
 from gemmpipe.core.errors import UserError
@@ -27,6 +27,8 @@ class AiterTable:
     """Its name in aiter's environment variables: `GEMM_A8W8` for AITER_CONFIG_GEMM_A8W8."""
     powers: tuple[str, ...] = ("", "ck", "cktile")
     """Libraries that write log2 of the number of splits (`""`: in tables without `libtype`); others the number."""
+    implied: Mapping[str, Scalar] = field(default_factory=dict)
+    """Key columns that the table does not have, with the only value of its rows, if it is not the family's default."""
 
     def library(self, row: Mapping[str, Scalar]) -> str:
         """The library of a row's kernel; with an empty `libtype`, `asm` for a mangled kernel name, else `ck`."""

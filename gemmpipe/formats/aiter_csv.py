@@ -108,7 +108,7 @@ def _unfit_reason(row: Row, family: Family) -> str:
     if not (is_missing(row.get("config")) or known):
         return _BY_NUMBER if row.get("libtype") in _AITER_LIBTYPES else "not kernels of aiter"
     defaults = KernelDefaults(dtype=None, out_dtype=None, bias=None)
-    plain = family.key_defaults(defaults, str(row.get("gfx")))
+    plain = {**family.key_defaults(defaults, str(row.get("gfx"))), **family.aiter_table.implied}
     others = (column for column in family.key_columns if column.name not in family.aiter_table.columns)
     cells = ((column, None if is_missing(row.get(column.name)) else row[column.name]) for column in others)
     names = [column.name for column, value in cells if value != plain.get(column.name, column.default)]

@@ -85,10 +85,14 @@ def _parse(path: Path, family: Family) -> ParsedTable:
     missing = tuple(name for name in needed if name not in columns)
     key_indices = [columns.index(name) for name in needed if name in columns]
     defaults: dict[str, Mapping[str, Scalar]] = {}
+    implied = family.aiter_table.implied if family.aiter_table and "config" not in columns else {}
     extra = tuple(name for name in columns if name in header and _foreign(name, family))
+    shortest = max((i for i, name in enumerate(columns, 1) if name not in extra), default=0)  # pandas pads rows too
     sheet = ParsedTable(extra=extra, missing_columns=missing)
     for line, cells in lines:
         where = f"{path}:{line}"
+        if len(header) > len(cells) >= shortest:
+            cells = [*cells, *[""] * (len(header) - len(cells))]
         if len(cells) != len(header):
             raise UserError(f"{where}: {len(cells)} cells, expected {len(header)} as in the header; {_REPAIR_HINT}")
         try:
@@ -99,7 +103,7 @@ def _parse(path: Path, family: Family) -> ParsedTable:
         if REPLAYED in str(row.get("policy") or "").split():
             raise UserError(f"{where}: a row of a replay (gemmpipe demo), expected rows timed on a device")
         if missing or None in [values[index] for index in key_indices]:
-            _fill_key(row, family, defaults, where)
+            _fill_key(row, family, defaults, implied, where)
         _count_splits(row, columns, family, where)
         sheet.rows.append(row)
         sheet.lines.append(line)
@@ -147,8 +151,13 @@ def _columns(header: Sequence[str], family: Family, where: str) -> list[str]:
     return found
 
 
-def _fill_key(row: Row, family: Family, defaults: dict[str, Mapping[str, Scalar]], where: str) -> None:
-    """Infer gfx and cu_num, and fill the key columns that older tables lack (`defaults`: a cache by gfx)."""
+def _fill_key(
+    row: Row, family: Family, defaults: dict[str, Mapping[str, Scalar]], implied: Mapping[str, Scalar], where: str
+) -> None:
+    """Infer gfx and cu_num, and fill the key columns that older tables lack (`defaults`: a cache by gfx).
+
+    `implied`: the values of columns that aiter's table of the family lacks, for such a table.
+    """
     gfx, units = row.get("gfx"), row.get("cu_num")
     if gfx is None:
         gfx = row["gfx"] = _GFX_OF_UNITS.get(units) if isinstance(units, int) else None
@@ -162,7 +171,8 @@ def _fill_key(row: Row, family: Family, defaults: dict[str, Mapping[str, Scalar]
         if column.optional or row.get(column.name) is not None:
             continue
         if str(gfx) not in defaults:
-            defaults[str(gfx)] = family.key_defaults(KernelDefaults(dtype=None, out_dtype=None, bias=None), str(gfx))
+            plain = family.key_defaults(KernelDefaults(dtype=None, out_dtype=None, bias=None), str(gfx))
+            defaults[str(gfx)] = {**plain, **implied}
         value = defaults[str(gfx)].get(column.name, column.default)
         if value is None and column.kind != "str":
             raise UserError(f"{where}: column {column.name}: no value; {_REPAIR_HINT}")

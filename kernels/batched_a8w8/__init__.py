@@ -55,7 +55,9 @@ FAMILY = Family(
         KeyColumn(name="outdtype", kind="dtype", default="bfloat16"),
     ),
     csv_name="a8w8_tuned_batched_gemm.csv",
-    aiter_table=AiterTable(columns=("B", "M", "N", "K", *RESULT_COLUMNS), variable="A8W8_BATCHED_GEMM"),
+    aiter_table=AiterTable(
+        columns=("B", "M", "N", "K", *RESULT_COLUMNS), variable="A8W8_BATCHED_GEMM", implied={"dtype": "int8"}
+    ),
     json_tag="BATCHED_A8W8",
     entry_point="batched_gemm_a8w8",
     key_defaults=key_defaults,

@@ -34,7 +34,7 @@ from gemmpipe.templates.tiled import FUSED_ACT, stage_knobs
 
 SILU, GELU = "ActivationType.Silu", "ActivationType.Gelu"
 ACTIVATIONS = (("silu", SILU), ("gelu", GELU))
-OTHER_ACTIVATIONS = (("swiglu", "ActivationType.Swiglu"),)
+OTHER_ACTIVATIONS = (("swiglu", "ActivationType.Swiglu"), ("situv2", "ActivationType.Situv2"))
 """Activations in aiter's tables that these kernels do not compute; rows with them are read, with a message."""
 NONE, TOKEN, BLOCK = "QuantType.No", "QuantType.per_Token", "QuantType.per_1x128"
 QUANTISATIONS = (

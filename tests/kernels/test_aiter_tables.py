@@ -100,6 +100,32 @@ def test_a_tuned_table_is_read(name: str, tmp_path: Path) -> None:
     assert all((row[column.name] is None) == column.optional for column in load_family(family).key_columns)
 
 
+def test_what_a_table_implies_is_read_and_written(tmp_path: Path) -> None:
+    name, header, line, _ = TUNED["T5 a8w8"]
+    family, path = load_family(name), tmp_path / "t.csv"
+    path.write_text(f"{header}\n{line}\n")
+    (row,) = store.read(path, family)
+    assert row["dtype"] == "int8"
+    assert family.aiter_table is not None
+    written = render([row], family.aiter_table, ()).splitlines()
+    assert written[0] == header
+    assert [float(a) if a[:1].isdigit() else a for a in written[1].split(",")] == [
+        float(a) if a[:1].isdigit() else a for a in line.split(",")
+    ]
+
+
+def test_a_row_that_lacks_cells_of_other_programs_alone_is_read(tmp_path: Path) -> None:
+    """As pandas reads it: some of aiter's tables of experts lack the last cell, `_tag`."""
+    name, header, line, _ = TUNED["T4"]
+    path = tmp_path / "t.csv"
+    path.write_text(f"{header},_tag,other\n{line},x,y\n{line.replace('34,1', '35,1')},x\n")
+    first, second = store.read(path, load_family(name))
+    assert (first["_tag"], second["_tag"], second["other"], second["solidx"]) == ("x", "x", None, 35)
+    path.write_text(f"{header}\n{line.rpartition(',')[0]}\n")
+    with pytest.raises(UserError, match="12 cells, expected 13 as in the header"):
+        store.read(path, load_family(name))
+
+
 @pytest.mark.parametrize("name", TUNED)
 @pytest.mark.parametrize("variant", ["no gfx", "blanks", "lower case", "no kernelId", "no splitK", "no libtype", "BOM"])
 def test_variants_of_a_tuned_table(name: str, variant: str, tmp_path: Path) -> None:
