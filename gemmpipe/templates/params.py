@@ -32,12 +32,8 @@ OWN_PACE = "OWN_PACE"
 """True if warpgroups of a 128-row tile multiply independently, in the kernel with waves (hopper/waves.py)."""
 CONSTANT_NK = "CONSTANT_NK"
 """True if N and K are constants of the binary."""
-FIRST_SLOTS = "FIRST_SLOTS"
-"""Slots of the ring that are filled before the warps take their roles (hopper/prologue.py)."""
-PREFETCH_DESCRIPTORS = "PREFETCH_DESCRIPTORS"
-"""True if the TMA descriptors are fetched before anything else; with FIRST_SLOTS."""
-BLOCK_SCALED_KNOBS = (OWN_PACE, CONSTANT_NK, FIRST_SLOTS, PREFETCH_DESCRIPTORS)
-"""Knobs of the block-scaled warp-specialised kernels alone; absent is false, or 0."""
+BLOCK_SCALED_KNOBS = (OWN_PACE, CONSTANT_NK)
+"""Knobs of the block-scaled warp-specialised kernels alone; absent is false."""
 WARP_SPECIALISED_KNOBS = (CTAS_PER_SM, CLUSTER_SIZE, *BLOCK_SCALED_KNOBS)
 """Knobs that the tiled kernels ignore."""
 CACHE_MODIFIERS = ("", ".ca", ".cg")
@@ -86,8 +82,6 @@ def _expected_range(axis: str, value: Scalar) -> str | None:
         return None if size > 0 else "a whole number from 1"
     if axis == CLUSTER_SIZE:
         return None if 0 < size <= MAX_PORTABLE_CLUSTER else f"a whole number from 1 to {MAX_PORTABLE_CLUSTER}"
-    if axis == FIRST_SLOTS:
-        return None if number and size >= 0 else "a whole number from 0"
     if axis == CTAS_PER_SM:
         return None if number and value in (1, 2) else "1 or 2"
     if axis in AMD_KNOBS:

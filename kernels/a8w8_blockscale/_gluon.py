@@ -24,9 +24,7 @@ from gemmpipe.templates.hopper.launch import WarpSpecialised
 from gemmpipe.templates.params import (
     BLOCK_SCALED_KNOBS,
     CONSTANT_NK,
-    FIRST_SLOTS,
     OWN_PACE,
-    PREFETCH_DESCRIPTORS,
     SCALE_BLOCK,
     SCALE_BLOCKS,
     int_knob,
@@ -45,7 +43,6 @@ _STRIDE_ARGUMENTS = {
 }
 """Strides of x's scales that are arguments; the other is a constant."""
 _WAVES_KERNEL = "gemmpipe.kernels.a8w8_blockscale._hopper_waves_kernel:blockscale_waves"
-_FIRST_KERNEL = "gemmpipe.kernels.a8w8_blockscale._hopper_first_kernel:blockscale_first_copies"
 _WAVES_REGISTERS = {COPIED: (240, 24), FOURS: (224, 56), STRIDED: (224, 56)}
 """Registers of a math warpgroup with the sums of two waves and a product, and of the other warps."""
 _SCALE_LOADER_REGISTERS = 40
@@ -120,18 +117,11 @@ class BlockscaleWarpSpecialised(WarpSpecialised):
         return (*super().knob_names(spec, device), *BLOCK_SCALED_KNOBS)
 
     def normalise(self, spec: GemmSpec, knobs: Knobs, device: Device) -> Knobs:
-        """Further knobs if set: OWN_PACE for 128 rows; FIRST_SLOTS for tiles in one part, with PREFETCH_DESCRIPTORS."""
+        """Further knobs if true: OWN_PACE for 128 rows, CONSTANT_NK."""
         kept = dict(super().normalise(spec, knobs, device))
-        kept |= {name: knobs[name] for name in BLOCK_SCALED_KNOBS if knobs.get(name)}
+        kept |= {name: True for name in BLOCK_SCALED_KNOBS if knobs.get(name)}
         if int_knob(kept, "BLOCK_SIZE_M") != 2 * WARPGROUP_M:
             kept.pop(OWN_PACE, None)
-        columns = warpgroup_columns(kept)
-        if in_waves(kept) or accumulator_width(columns) < columns or self.layout != ROW_MAJOR:
-            kept.pop(FIRST_SLOTS, None)  # tiles in parts check the ring's address by a store into its first slot
-        if FIRST_SLOTS in kept:
-            kept[FIRST_SLOTS] = min(int_knob(kept, FIRST_SLOTS), int_knob(kept, "num_stages"))
-        else:
-            kept.pop(PREFETCH_DESCRIPTORS, None)
         return kept
 
     def build(self, spec: GemmSpec, knobs: Knobs) -> Build:
@@ -143,9 +133,7 @@ class BlockscaleWarpSpecialised(WarpSpecialised):
         return WarpSpecialised.kernel_name(self._for(knobs), knobs)
 
     def _for(self, knobs: Knobs) -> "BlockscaleWarpSpecialised":
-        if in_waves(knobs):
-            return replace(self, kernel=_WAVES_KERNEL)
-        return replace(self, kernel=_FIRST_KERNEL) if knobs.get(FIRST_SLOTS) else self
+        return replace(self, kernel=_WAVES_KERNEL) if in_waves(knobs) else self
 
     def builds(self, spec: GemmSpec, knobs: Knobs, device: Device) -> tuple[Build, ...]:
         """One for each load mode of x's scales."""
@@ -191,13 +179,11 @@ class BlockscaleWarpSpecialised(WarpSpecialised):
 
     def constants(self, spec: GemmSpec, knobs: Knobs) -> Mapping[str, Scalar]:
         """Constant strides, rows of w per scale, K blocks per batch, the load mode, and further knobs'."""
-        first = knobs.get(FIRST_SLOTS)
         return {
             **{name: 1 for name in _STRIDE_ARGUMENTS[STRIDED] if name not in _STRIDE_ARGUMENTS[self.reading]},
             "SCALE_BLOCK": SCALE_BLOCK,
             "BATCH": _batch(spec, knobs, self.reading),
             "READING": self.reading,
-            **({FIRST_SLOTS: first, "PREFETCH": bool(knobs.get(PREFETCH_DESCRIPTORS))} if first else {}),
             **({"BUFFERS": stage_buffers(knobs)} if in_waves(knobs) else {}),
             **({"N": spec.n, "blocks": ceil_div(spec.k, SCALE_BLOCK)} if knobs.get(CONSTANT_NK) else {}),
         }

@@ -349,15 +349,10 @@ def test_knobs_without_effect_are_dropped() -> None:
     kernel, spec = _kernel("a8w8_blockscale", 512)
     plain = kernel.normalise(spec, _wave_knobs(128, 96, 5, False), SM_90)
     for block_m, columns in ((64, 192), (256, 64)):
-        knobs = {**_wave_knobs(block_m, columns, 4, True), "CONSTANT_NK": False, "FIRST_SLOTS": 2}
+        knobs = {**_wave_knobs(block_m, columns, 4, True), "CONSTANT_NK": False}
         assert not {*BLOCK_SCALED_KNOBS} & kernel.normalise(spec, knobs, SM_90).keys()
     assert kernel.kernel_name(plain).startswith("blockscale_warp_specialised@")
     assert kernel.kernel_name(_wave_knobs(128, 160, 5, True)).startswith("blockscale_waves@")
-    assert "FIRST_SLOTS" not in kernel.normalise(spec, {**plain, "FIRST_SLOTS": 2}, SM_90)  # a tile in parts
-    whole = kernel.normalise(spec, {**_wave_knobs(128, 128, 5, False), "FIRST_SLOTS": 9}, SM_90)
-    assert whole["FIRST_SLOTS"] == 5
-    assert kernel.kernel_name(whole).startswith("blockscale_first_copies@")
-    assert "PREFETCH_DESCRIPTORS" not in kernel.normalise(spec, {**plain, "PREFETCH_DESCRIPTORS": True}, SM_90)
 
 
 @pytest.mark.slow
@@ -381,38 +376,3 @@ def test_constant_sizes_are_no_arguments(tile: tuple[int, int, int, bool]) -> No
     others = kernel.builds(replace(spec, n=1536), knobs, SM_90)
     assert not set(others) & set(kernel.builds(spec, knobs, SM_90))
     assert len(kernel.builds(spec, {**knobs, "CONSTANT_NK": False}, SM_90)) == len(others)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("tile", "readings"),
-    [((64, 64, 6, 3), 1), *(pytest.param(tile, 2, marks=SLOW) for tile in ((64, 64, 6, 3), (128, 128, 4, 1)))],
-    ids=str,
-)
-def test_first_copies_are_started_before_the_roles(tile: tuple[int, int, int, int], readings: int) -> None:
-    """Each of the first slots has copies of its own, before the registers are divided between the roles."""
-    kernel, spec = _kernel("a8w8_blockscale", 64 if tile[0] == 64 else 256)
-    knobs = {**_wave_knobs(*tile[:3], False), "NUM_KSPLIT": tile[3]}
-    copies = {}
-    for first in (0, 2):
-        knobs = kernel.normalise(spec, {**knobs, "FIRST_SLOTS": first}, SM_90)
-        assert kernel.unsupported_reason(spec, knobs, SM_90) is None
-        builds = kernel.builds(spec, knobs, SM_90)
-        assert len(builds) == 2  # x's scales are read by warps of their own, or copied by TMA
-        for build in builds[-readings:]:
-            assert (compile_build(build, SM_90).spills or 0) <= 16
-            ptx, reading = compile_kernel(build, SM_90).asm["ptx"], dict(build.constants)["READING"]
-            copies[first, reading] = len(re.findall(r"cp\.async\.bulk\.tensor\.2d\.shared::\w+\.global", ptx))
-    assert min(copies.values()) > 0
-    assert all(count == copies[0, reading] * (1 + first) for (first, reading), count in copies.items())
-
-
-def test_all_descriptors_are_fetched_before_the_first_copy() -> None:
-    kernel, spec = _kernel("a8w8_blockscale", 64)
-    knobs = kernel.normalise(spec, {**_knobs(spec, 64), "FIRST_SLOTS": 1, "PREFETCH_DESCRIPTORS": True}, SM_90)
-    for build in kernel.builds(spec, knobs, SM_90):
-        ptx = compile_kernel(build, SM_90).asm["ptx"]
-        described = re.findall(r"\.param \.align 64 \.b8 (\w+)\[128\]", ptx)
-        assert re.findall(r"prefetch\.param\.tensormap \[(\w+)\]", ptx) == described
-        assert len(described) == 3 + (dict(build.constants)["READING"] == "copied")
-        assert ptx.rindex("prefetch.param.tensormap") < ptx.index("cp.async.bulk.tensor")

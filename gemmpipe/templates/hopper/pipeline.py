@@ -92,28 +92,6 @@ def gdc_launch_dependents():
 
 
 @gluon.constexpr_function
-def prefetch_instructions(kernel, ranks):
-    """PTX by which the first thread fetches the descriptors that are a kernel's first parameters, of these ranks.
-
-    A descriptor is one parameter, followed by its sizes (32 bits) and strides (64 bits).
-    """
-    places = [sum(1 + 2 * rank for rank in ranks[:i]) for i in range(len(ranks))]
-    fetches = "".join(f"@first prefetch.param.tensormap [{kernel}_param_{place}]; " for place in places)
-    first = ".reg .pred first; .reg .b32 thread; mov.u32 thread, %tid.x; setp.eq.u32 first, thread, 0; "
-    return "{ " + first + fetches + "mov.u32 $0, 0; }"
-
-
-@gluon.jit
-def prefetch_descriptors(KERNEL: gl.constexpr, RANKS: gl.constexpr):
-    """Fetch the descriptors of the kernel of this name, which are its first parameters, before their first copies.
-
-    They are in memory, as all parameters: the first copy by each waits for it, unless it was fetched before.
-    """
-    asm: gl.constexpr = prefetch_instructions(KERNEL, RANKS)
-    gl.inline_asm_elementwise(asm, "=r", [], dtype=gl.int32, is_pure=False, pack=1)
-
-
-@gluon.constexpr_function
 def preshuffled_layout(columns, depth):
     """16 x 16 tiles of bytes (family/layouts.py) as a matrix instruction reads them without a swizzle.
 
