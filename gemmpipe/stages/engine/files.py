@@ -4,8 +4,9 @@ They are compared with the engine's current configuration: its published file, i
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,17 +34,19 @@ class EngineShapeGroup:
     published: Mapping[int, Candidate]
     existing: Mapping[int, Candidate]
     """From the file in the output, of earlier runs."""
-    default: Candidate | None
+    default_at: Callable[[int], Candidate | None]
+    """The engine's configuration of an M without a file: that of experts depends on M."""
 
     def current(self, m: int) -> tuple[Candidate, ...]:
         """The engine's configurations for this M: without the output's file, and with it."""
-        first = self.published[nearest_key(self.published, m)] if self.published else self.default
+        first = self.published[nearest_key(self.published, m)] if self.published else self.default_at(m)
         second = self.existing[nearest_key(self.existing, m)] if self.existing else None
         return tuple(dict.fromkeys(c for c in (first, second) if c is not None))
 
     def current_and_default(self, m: int) -> tuple[Candidate, ...]:
         """`current`, and the default, which may be faster than either."""
-        return tuple(dict.fromkeys((*self.current(m), *([self.default] if self.default is not None else []))))
+        default = self.default_at(m)
+        return tuple(dict.fromkeys((*self.current(m), *([default] if default is not None else []))))
 
 
 def engine_shape_group(target: EngineTarget, group: Sequence[Problem], context: Context) -> EngineShapeGroup:
@@ -64,12 +67,17 @@ def engine_shape_group(target: EngineTarget, group: Sequence[Problem], context: 
 
     published = candidates(target.published)
     existing = candidates([context.output / implementation.label])
-    default = implementation.default(spec, device)
+
+    @cache
+    def default_at(m: int) -> Candidate | None:
+        knobs = implementation.default(family.spec(problem_at_m(family, group[0], m)), device)
+        return None if knobs is None else _candidate(knobs)
+
     return EngineShapeGroup(
         grid=key_grid([p.rows for p in group], published, existing),
         published=published,
         existing=existing,
-        default=None if default is None else _candidate(default),
+        default_at=default_at,
     )
 
 
