@@ -16,7 +16,7 @@ from gemmpipe.cli.old_keys import current_overrides
 from gemmpipe.core import renamed
 from gemmpipe.core.data import Bucket, Candidate, Status
 from gemmpipe.core.renamed import current_path, take_notices
-from gemmpipe.family import Implementation
+from gemmpipe.family import Implementation, KeyColumn
 from gemmpipe.pipeline.plan import Plan
 from gemmpipe.search.forest import Forest
 from gemmpipe.search.gaussian_process import Gaussian
@@ -413,6 +413,9 @@ def test_keywords_and_members() -> None:
         assert bucket.holds(16)  # type: ignore[attr-defined]
     assert bucket.admits(Candidate.of("triton", {"BLOCK": 16}))  # type: ignore[attr-defined]
     assert (Status.UNFIT, Status.DROPPED, Status.WRONG) == (Status.UNSUPPORTED, Status.PRUNED, Status.INCORRECT)  # type: ignore[attr-defined]
+    with pytest.warns(DeprecationWarning, match=r"KeyColumn\(words=\): renamed; use KeyColumn\(choices=\)"):
+        column = KeyColumn(name="act", kind="str", words=(("silu", "Silu"),))  # type: ignore[call-arg]
+    assert column == KeyColumn(name="act", kind="str", choices=(("silu", "Silu"),))
     with pytest.raises(TypeError, match=r"Bucket.__init__\(\) got an unexpected keyword argument 'mst'"):
         Bucket(format="f", name="n", low=0, high=16, mst=())  # type: ignore[call-arg]
 

@@ -166,6 +166,7 @@ class KernelDefaults:
     """Values of other key columns, by name; for `Family.key_defaults` also the values in the source's row."""
 
 
+@renamed_members(words="choices")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KeyColumn:
     """A key column: `kind` is `int`, `bool`, `flag` (0 or 1), `dtype` or `str`.
@@ -177,7 +178,7 @@ class KeyColumn:
     kind: str
     default: Scalar = None
     aliases: tuple[str, ...] = ()
-    words: tuple[tuple[str, str], ...] = ()
+    choices: tuple[tuple[str, str], ...] = ()
     """(spelling in a source, in lower case; value): the only values of a `str` column; empty: any value."""
     others: tuple[tuple[str, str], ...] = ()
     """More of them, read but not listed in messages: spellings of other programs, and values that kernels lack."""
@@ -185,7 +186,7 @@ class KeyColumn:
     """True if a key may have no value (None), which matches any; a table has the column only if a row has a value."""
     condition: bool = False
     """True for an optional column with a condition of the measurement, not a property of the product: calls at run time
-    have no value in it, and rows with any value answer them."""
+    have no value in it, and match rows with any value."""
 
 
 @renamed_members(further_columns="extra_columns", further_cells="extra_cells")

@@ -17,7 +17,7 @@ OUT_DTYPES = (*DTYPES_16BIT, "float32")
 SCALE_ORDERS = (ROW, COLUMN)
 """Memory orders of x's block scales; None means both (see Scaling.order)."""
 X_SCALE_COLUMN = KeyColumn(
-    name="x_scale", kind="str", words=tuple((order, order) for order in SCALE_ORDERS), optional=True
+    name="x_scale", kind="str", choices=tuple((order, order) for order in SCALE_ORDERS), optional=True
 )
 """The key column of families in which a workload may have x's block scales in either order."""
 

@@ -166,7 +166,7 @@ def parse_key_value(column: KeyColumn, value: object, gfx: str) -> Scalar:
         return int(parse_bool(value))
     if column.kind == "dtype":
         return parse_dtype(value, gfx)
-    return parse_choice(column.words, value, column.others) if column.words else parse_name(str(value).strip())
+    return parse_choice(column.choices, value, column.others) if column.choices else parse_name(str(value).strip())
 
 
 def parse_name(text: str) -> str:

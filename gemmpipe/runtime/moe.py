@@ -151,7 +151,7 @@ def _routing_error(family: Family, given: RoutedOperands, diagnosis: KeyDiagnosi
     if w != x and w not in FP8_DTYPES:
         return f"w1 is {w}, expected {x} as x, or fp8 with scales"
     (column,) = (c for c in family.key_columns if c.name == "act_type")
-    computed = [name for name, value in column.words if diagnosis.spec({"act_type": value})]
+    computed = [name for name, value in column.choices if diagnosis.spec({"act_type": value})]
     return f"activation: {given.activation!r} is not computed, expected {or_list(computed)}" if computed else None
 
 

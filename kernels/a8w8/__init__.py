@@ -59,7 +59,7 @@ FAMILY = Family(
         KeyColumn(name="K", kind="int"),
         KeyColumn(name="q_dtype_w", kind="dtype", aliases=("dtype",)),
         KeyColumn(name="outdtype", kind="dtype", default="bfloat16"),
-        KeyColumn(name="granularity", kind="str", default="row", words=GRANULARITIES),
+        KeyColumn(name="granularity", kind="str", default="row", choices=GRANULARITIES),
         KeyColumn(name="bias", kind="bool", default=False),
     ),
     csv_name="a8w8_tuned_gemm.csv",

@@ -128,7 +128,7 @@ def test_a_family_in_a_package_and_of_another_name(mine: Path) -> None:
         ("relu2.py", "import torch\n", "import trch\n", "{file}:{line}: ModuleNotFoundError: No module named 'trch'"),
         ("relu2.py", "import torch\n", "import torch torch\n", "{file}:{line}: SyntaxError: "),
         ("relu2.py", "    baseline", "    basline", "{file}:{made}: TypeError: Family.__init__() got an"),
-        ("relu2.py", "reject_bias(words", "reject_bias(word", "{file}:{line}: NameError: name 'word' is not defined"),
+        ("relu2.py", "reject_bias(kernel", "reject_bias(kernl", "{file}:{line}: NameError: name 'kernl' is not"),
     ],
 )
 def test_a_mistake_is_a_line_that_says_where(

@@ -107,7 +107,7 @@ def test_columns_are_found_by_name_alias_and_lower_case(sixteen: Family) -> None
 
 
 def test_choices_of_a_column_are_case_insensitive() -> None:
-    column = KeyColumn(name="act_type", kind="str", words=(("silu", "ActivationType.Silu"), ("gelu", "G")))
+    column = KeyColumn(name="act_type", kind="str", choices=(("silu", "ActivationType.Silu"), ("gelu", "G")))
     for value in ("silu", "SILU", " ActivationType.Silu", "activationtype.silu"):
         assert parse_key_value(column, value, "") == "ActivationType.Silu"
     assert parse_key_value(column, "g", "") == "G"
@@ -118,7 +118,7 @@ def test_choices_of_a_column_are_case_insensitive() -> None:
 
 
 def test_choices_that_are_read_but_not_computed_are_not_listed() -> None:
-    column = KeyColumn(name="act_type", kind="str", words=(("silu", "Silu"),), others=(("swiglu", "Act.Swiglu"),))
+    column = KeyColumn(name="act_type", kind="str", choices=(("silu", "Silu"),), others=(("swiglu", "Act.Swiglu"),))
     assert [parse_key_value(column, value, "") for value in ("SwiGLU", "act.swiglu")] == ["Act.Swiglu"] * 2
     with pytest.raises(UserError, match=r"'swi', expected one of silu$"):
         parse_key_value(column, "swi", "")

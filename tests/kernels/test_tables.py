@@ -24,7 +24,7 @@ NAMES = st.text(st.characters(codec="ascii", categories=["L", "N"]), min_size=1,
 
 def _values(column: KeyColumn) -> st.SearchStrategy[str | int | bool]:
     if column.kind == "str":
-        return st.sampled_from(sorted({meaning for _, meaning in column.words}) or ["row", "tensor"])
+        return st.sampled_from(sorted({meaning for _, meaning in column.choices}) or ["row", "tensor"])
     kinds = {"int": st.integers(1, 2**20), "bool": st.booleans(), "flag": st.integers(0, 1)}
     return kinds.get(column.kind, st.sampled_from(DTYPES))
 

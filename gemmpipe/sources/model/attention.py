@@ -12,7 +12,7 @@ from gemmpipe.sources.model.recurrent import recurrent
 FULL, RECURRENT, BOTH = "full", "other", "both"
 MLP, EXPERTS = "mlp", "moe"
 """Kinds of layers that consist of an MLP or of experts alone (Nemotron-H)."""
-_WORDS = {
+_KIND_OF = {
     **dict.fromkeys(("full_attention", "sliding_attention", "chunked_attention", "attention"), FULL),
     **dict.fromkeys(("indexed_attention", "deepseek_sparse_attention"), FULL),
     **dict.fromkeys(("linear_attention", "mamba", "conv"), RECURRENT),
@@ -39,9 +39,9 @@ def _kinds(shape: ModelShape) -> tuple[str, ...]:
         return (FULL,) * shape.layers
     if shape.rule.parallel_mixers:
         return (BOTH,) * shape.layers
-    words = shape.words_per_layer("layer_types", _WORDS) or shape.words_per_layer("layers_block_type", _WORDS)
-    if words:
-        return tuple(_WORDS[word] for word in words)
+    names = shape.values_per_layer("layer_types", _KIND_OF) or shape.values_per_layer("layers_block_type", _KIND_OF)
+    if names:
+        return tuple(_KIND_OF[name] for name in names)
     pattern = shape.value("hybrid_override_pattern")
     if pattern is not None:
         return _parse_pattern(shape, pattern)
@@ -200,7 +200,7 @@ def _indexer(shape: ModelShape, layer_ids: tuple[int, ...], q_rank: int) -> Iter
     if shape.value("index_n_heads") is None:
         return
     heads, head, hidden = shape.size("index_n_heads"), shape.size("index_head_dim"), shape.hidden
-    kinds = shape.words_per_layer("indexer_types", ("full", "shared"))
+    kinds = shape.values_per_layer("indexer_types", ("full", "shared"))
     layer_ids = tuple(i for i in layer_ids if not kinds or kinds[i] == "full")
     for name, n, k in (("wq_b", heads * head, q_rank), ("wk", head, hidden), ("weights_proj", heads, hidden)):
         yield Linear(

@@ -173,7 +173,7 @@ def _layers(shape: ModelShape) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """(layers with a plain MLP, layers with experts). Raises UserError for fields that contradict each other."""
     if mlps_are_layers(shape):
         return layers_with(shape, MLP), layers_with(shape, EXPERTS)
-    kinds = shape.words_per_layer("mlp_layer_types", ("dense", "sparse"))
+    kinds = shape.values_per_layer("mlp_layer_types", ("dense", "sparse"))
     named = shape.numbers("moe_layers") or shape.numbers("moe_layers_enum")
     per_layer = shape.value("moe_layer_freq")
     if kinds:

@@ -242,8 +242,8 @@ class ModelShape:
             raise UserError(f"{self.where}: {name}: {len(value):,} values, expected at most {MAX_LAYERS:,}")
         return tuple(value)
 
-    def words_per_layer(self, name: str, known: Iterable[str]) -> tuple[str, ...]:
-        """The value per layer, one of `words`; empty if the field is absent."""
+    def values_per_layer(self, name: str, known: Iterable[str]) -> tuple[str, ...]:
+        """The value per layer, one of `known`; empty if the field is absent."""
         value, allowed = self.value(name), tuple(known)
         if value is None:
             return ()
