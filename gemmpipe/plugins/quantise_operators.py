@@ -52,6 +52,8 @@ SCHEMAS: Mapping[str, str] = {
     "Tensor residual, Tensor(c!) total, int group_size, bool is_scale_transposed) -> ()",
 }
 """The operators' schemas: as in vLLM 0.25 to 0.33, and NORM_OUT with what is written in the order of NORM's."""
+EPSILON = 1e-10
+"""The least maximum of a group, the default of vLLM's function."""
 OLDEST_ARCH = 89
 """The first architecture that converts to fp8."""
 _16BIT = (torch.bfloat16, torch.float16)
@@ -232,6 +234,20 @@ def run_groups(
                 launch_groups(kernel, out, x, scales, strides, shape)
             return
     _ENGINE[GROUPS](x, out, scales, group_size, epsilon, lowest, highest, power_of_two, transposed, aligned)
+
+
+def quantise_groups(
+    x: torch.Tensor, group_size: int, *, by_columns: bool, power_of_two: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """x [M, K], contiguous, in fp8, and its scales: the tensors that vLLM's function of the operator GROUPS makes."""
+    rows, groups = x.shape[0], x.shape[1] // group_size
+    out = torch.empty(x.shape, dtype=torch.float8_e4m3fn, device=x.device)
+    shape = (groups, rows) if by_columns else (rows, groups)
+    scales = torch.empty(shape, dtype=torch.float32, device=x.device)
+    scales = scales.t() if by_columns else scales
+    highest = FP8_MAX[OUT_DTYPE]
+    run_groups(x, out, scales, group_size, EPSILON, -highest, highest, power_of_two, by_columns, False)
+    return out, scales
 
 
 def _covered(

@@ -193,13 +193,18 @@ def block_call(apply: Callable[..., torch.Tensor]) -> GemmCall:
 
 
 def block_quantiser(kernel: Any) -> Quantise:
-    """The quantisation of activations for this kernel of vLLM, as vLLM's own operator calls it."""
-    from vllm.model_executor.layers.quantization.utils.fp8_utils import per_token_group_quant_fp8
+    """The quantisation of activations for this kernel of vLLM, by the function that vLLM's own operator calls.
 
+    It is looked up where that operator finds it: the scope `quantise` puts ours there.
+    """
+    from vllm.model_executor.kernels.linear.scaled_mm import flashinfer
+    from vllm.model_executor.layers.quantization.utils import fp8_utils
+
+    quantiser = getattr(flashinfer, "per_token_group_quant_fp8", fp8_utils.per_token_group_quant_fp8)
     group, power_of_two = kernel.weight_group_shape.col, bool(getattr(kernel, "use_deep_gemm_e8m0", False))
 
     def quantise(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        made: tuple[torch.Tensor, torch.Tensor] = per_token_group_quant_fp8(
+        made: tuple[torch.Tensor, torch.Tensor] = quantiser(
             x, group_size=group, column_major_scales=True, use_ue8m0=power_of_two
         )
         return made

@@ -5,11 +5,14 @@ entries become our operators, which have the schemas of vLLM's: all that a pass 
 derives from ours alike. vLLM's pass that removes copies of mutated operands knows neither operator by name; torch's
 own does that for both, but for a residual that is an input of the graph, which it copies: vLLM compiles a graph per
 layer, and each would have one kernel more. After vLLM's pass a norm with a residual therefore writes the sum to a
-tensor of its own. Quantisers with which nothing was fused become ours after all passes.
+tensor of its own. Quantisers with which nothing was fused become ours after all passes. Where vLLM's kernel takes
+activations in 16 bits (FlashInfer's with DeepGEMM), no graph shows the quantiser: the function that it calls becomes
+ours.
 """
 
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from functools import wraps
 from importlib import import_module
 from typing import Any
@@ -18,7 +21,15 @@ import torch
 from torch._higher_order_ops.auto_functionalize import auto_functionalized
 
 from gemmpipe.core.errors import one_line
-from gemmpipe.plugins.quantise_operators import GROUPS, NORM, NORM_OUT, SCHEMAS, SILU, register_quantise_operators
+from gemmpipe.plugins.quantise_operators import (
+    GROUPS,
+    NORM,
+    NORM_OUT,
+    SCHEMAS,
+    SILU,
+    quantise_groups,
+    register_quantise_operators,
+)
 from gemmpipe.plugins.vllm_notice import NOTICE, PASS_FLAGS
 from gemmpipe.templates.fused_quantise import GROUP
 
@@ -26,6 +37,8 @@ _LOG = logging.getLogger("vllm.gemmpipe")
 _PASSES = "vllm.compilation.passes"
 _FIX = "fix_functionalization"
 _REWRITTEN = "gemmpipe_rewritten"
+_CALLER, _CALLED = "vllm.model_executor.kernels.linear.scaled_mm.flashinfer", "per_token_group_quant_fp8"
+"""vLLM's module with the kernel that quantises itself, and the function that it calls."""
 _EAGER = "eager_input_vals"
 """torch's note at a node: its operands before compilation."""
 
@@ -52,6 +65,8 @@ def install() -> None:
     _extend(norms.RMSNormQuantFusionPass, residuals_apart, first=False)
     if GROUPS in engine:
         _extend(_fix_pass(), quantisers_alone, first=True)
+        with suppress(ImportError):
+            replace_called(import_module(_CALLER))
     activations.FUSED_OPS[quantised] = getattr(torch.ops.gemmpipe, SILU).default
 
 
@@ -76,6 +91,24 @@ def _extend(fusion: Any, rewrite: Callable[[torch.fx.Graph], object], *, first: 
 
     setattr(extended, _REWRITTEN, True)
     fusion.__call__ = extended
+
+
+def replace_called(module: Any) -> None:
+    """Let a module of vLLM call our quantiser by the name of vLLM's; a second call does nothing."""
+    engine: Callable[..., tuple[torch.Tensor, torch.Tensor]] | None = getattr(module, _CALLED, None)
+    if engine is None or hasattr(engine, _REWRITTEN):
+        return
+
+    @wraps(engine)
+    def quantise(x: torch.Tensor, group_size: int, *rest: Any, **named: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        by_columns, power_of_two = named.get("column_major_scales"), named.get("use_ue8m0")
+        covered = not rest and named.keys() == {"column_major_scales", "use_ue8m0"} and power_of_two is not None
+        if not covered or x.dim() != 2 or not x.is_contiguous() or torch.compiler.is_compiling():
+            return engine(x, group_size, *rest, **named)
+        return quantise_groups(x, group_size, by_columns=bool(by_columns), power_of_two=bool(power_of_two))
+
+    setattr(quantise, _REWRITTEN, True)
+    setattr(module, _CALLED, quantise)
 
 
 def quantisers_alone(graph: torch.fx.Graph) -> int:

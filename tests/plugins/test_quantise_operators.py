@@ -224,6 +224,44 @@ def test_quantisers_alone_become_ours_before_vllms_last_pass(engine: types.Simpl
         assert nodes[0].kwargs == {"group_size": 128, "eps": 1e-10}
 
 
+def test_a_kernel_that_quantises_itself_calls_our_quantiser(
+    engine: types.SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: Calls = []
+
+    def per_token_group_quant_fp8(x: torch.Tensor, group_size: int, *rest: Any, **named: Any) -> tuple[str, str]:
+        made.append((group_size, *rest, named))
+        return "vLLM's", "scales"
+
+    module = types.ModuleType(vllm_quantise._CALLER)
+    module.per_token_group_quant_fp8 = per_token_group_quant_fp8  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, vllm_quantise._CALLER, module)
+    vllm_quantise.install()
+    quantise = module.per_token_group_quant_fp8
+    vllm_quantise.install()
+    assert module.per_token_group_quant_fp8 is quantise
+    operator: Calls = []
+    monkeypatch.setitem(operators._ENGINE, operators.GROUPS, lambda *given: operator.append(given))  # no GPU here
+    x = torch.ones(3, 256, dtype=torch.bfloat16)
+    for by_columns, strides in ((True, (1, 3)), (False, (2, 1))):
+        out, scales = quantise(x, 128, column_major_scales=by_columns, use_ue8m0=True)
+        assert (out.dtype, out.shape, scales.shape, scales.stride()) == (FP8, x.shape, (3, 2), strides)
+        assert operator.pop()[3:] == (128, 1e-10, -448.0, 448.0, True, by_columns, False)
+    plain = {"column_major_scales": True, "use_ue8m0": False}
+    assert not made
+    others: list[tuple[torch.Tensor, dict[str, Any]]] = [
+        (x, {**plain, "use_ue8m0": None}),
+        (x, {"column_major_scales": True}),
+        (x, {**plain, "tma_aligned_scales": True}),
+        (x.t(), plain),
+        (x[None], plain),
+    ]
+    for given, named in others:
+        assert quantise(given, 128, **named) == ("vLLM's", "scales")
+        assert made.pop() == (128, named)
+    assert not operator
+
+
 def test_a_table_without_the_operator_leaves_all_to_the_engine(engine: types.SimpleNamespace) -> None:
     engine.activations[KEY] = "another operator"
     with pytest.raises(RuntimeError, match="FUSED_OPS has no rms_norm_per_block_quant or silu_and_mul_per_block_quant"):
