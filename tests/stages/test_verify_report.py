@@ -2,7 +2,8 @@
 
 import pytest
 
-from gemmpipe.stages.verify_report import why_not_compared
+from gemmpipe.bench.timer import PairedRatio
+from gemmpipe.stages.verify_report import VerifyReport, why_not_compared
 
 ALONE = "host interleaved"
 
@@ -26,3 +27,19 @@ def test_times_are_compared_only_if_both_were_taken_alike(
     reason = why_not_compared(row, own, ALONE, "cpu")
     assert bool(reason) == bool(said)
     assert said in reason
+
+
+@pytest.mark.parametrize(
+    ("low", "median", "least", "is_behind"),
+    [(1.2, 1.3, 1.0, True), (1.2, 1.3, 1.5, False), (1.6, 1.7, 1.5, True), (0.9, 1.3, 1.0, False)],
+)
+def test_a_library_is_ahead_on_a_shared_device_only_by_far(
+    low: float, median: float, least: float, is_behind: bool
+) -> None:
+    report = VerifyReport(max_drift_pct=10, max_behind_pct=1, max_call_overhead_pct=None)
+    ratio = PairedRatio(median=median, low=low, high=2.0)
+    library = {"kernelName": "torch", "config": "{}", "us": 23734.59}
+    reason = report._behind(ratio, library, least)
+    assert bool(reason) == is_behind
+    if is_behind:
+        assert "takes 23.7 ms, " in reason
