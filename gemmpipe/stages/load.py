@@ -10,6 +10,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
 
+from gemmpipe.backends import library_backends
 from gemmpipe.core import schema as columns
 from gemmpipe.core.artifact import read_runs, sidecar_path
 from gemmpipe.core.data import Candidate, Device, Problem
@@ -32,6 +33,10 @@ from gemmpipe.tables.unite import TableEntry, entries_of
 
 if TYPE_CHECKING:
     import pandas as pd
+
+
+_OPTIONS = {"ck": "aiter", "asm": "aiter", "vllm": "engine_pairs", "sglang": "engine_pairs"}
+"""Options of `backend=` with another name than the libraries' labels."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,11 +69,18 @@ def _winner(context: Context, row: Row, problem: Problem, device: Device) -> Win
     if not is_timed(row):
         raise UnusableRow(f"time: us is {row.get('us')}, no time that was measured")
     if implementation is None:
-        raise UnusableRow(f"backend: no '{label}' among the backends of this run")
+        raise UnusableRow(f"backend: no '{label}' among the backends of this run{_option_of(label)}")
     if context.device == device and (missing := implementation.unavailable(device)):
         raise UnusableRow(f"backend: {label}: {missing}")
     candidate = candidate_of_row(implementation, row, spec, device)
     return Winner(problem=problem, device=device, spec=spec, implementation=implementation, candidate=candidate)
+
+
+def _option_of(label: str) -> str:
+    """How to choose the library with this label, if it is one of gemmpipe's."""
+    if label not in library_backends():
+        return ""
+    return f"; expected backend=[...,{_OPTIONS.get(label, label)}]"
 
 
 def baseline_candidates(context: Context, spec: GemmSpec, count: int) -> Iterator[tuple[Implementation, Candidate]]:

@@ -93,7 +93,10 @@ def test_every_way_of_not_holding_is_told_and_decides_the_exit_code(
         6: (_row(6, {"KIND": "unfit", "PACE_MS": 0}), "unsupported: kind: unfit by name"),
         7: (_row(7, {"PACE_MS": 0}), r"knobs: faulty: \S+/faulty.py:\d+: KeyError: 'KIND'"),
         9: (_row(9, _right(), kernelName="faulty@0badcafe"), "kernel: its source or library is unknown here"),
-        10: (_row(10, _right(), libtype="asm"), "backend: no 'asm' among the backends of this run"),
+        10: (
+            _row(10, _right(), libtype="asm"),
+            r"backend: no 'asm' among the backends of this run; expected backend=\[...,aiter\]",
+        ),
         11: (_row(11, None), "knobs: the row of faulty has no config"),
         12: (_row(12, _right(), us=0), "time: us is 0.0, no time that was measured"),
         13: (_row(13, {"KIND": "compile_error", "PACE_MS": 0}), "compile_error: RuntimeError: ptxas failed"),
