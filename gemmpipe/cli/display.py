@@ -15,6 +15,7 @@ from tqdm import tqdm
 
 from gemmpipe.cli import tolerating_closed_pipes
 from gemmpipe.core.errors import printable
+from gemmpipe.core.signals import stop_requested
 from gemmpipe.core.units import duration_text
 from gemmpipe.report.lines import Line
 from gemmpipe.report.progress import RunProgress
@@ -189,6 +190,8 @@ class LiveLines(Display):
                 vertical_overflow="crop",
             )
             self._live.start()
+        if stop_requested():  # the run says so after its current step, which may take seconds
+            self._progress.stopping = True
         width = self._live.console.width - 1  # the last column may wrap
         ascii_only = self._live.console.options.ascii_only
         self._live.update(progress_text(self._progress, time.monotonic(), width, ascii_only=ascii_only), refresh=True)

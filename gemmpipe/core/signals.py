@@ -155,6 +155,11 @@ def request_stop() -> None:
     _active_stops[-1].requested = True
 
 
+def stop_requested() -> bool:
+    """True once a signal has reached the run of this process, also before the run notices it."""
+    return bool(_active_stops) and _active_stops[-1].requested
+
+
 @contextmanager
 def handle_signals(events: Events, budget_s: float | None = None) -> Iterator[Stop]:
     """Handle SIGINT, SIGTERM and SIGHUP within the block; outside the main thread no handler is installed.

@@ -4,6 +4,7 @@ import io
 import os
 import pty
 import re
+import signal
 import sys
 import time
 from pathlib import Path
@@ -13,7 +14,8 @@ import pytest
 from gemmpipe.cli import display
 from gemmpipe.cli.display import Heartbeats, LiveLines, TqdmBar, coloured, display_for, progress_text
 from gemmpipe.cli.progress import Terminal
-from gemmpipe.core.events import Event
+from gemmpipe.core.events import Event, Events
+from gemmpipe.core.signals import handle_signals
 from gemmpipe.report.lines import BAD, GOOD, KEY, Line, styled
 from gemmpipe.report.progress import RunProgress
 
@@ -154,6 +156,19 @@ def test_live_lines_are_drawn_above_nothing_and_removed(no_color: bool, monkeypa
     assert "\x1b[?25l" not in text, "the cursor is never hidden: a killed run would leave it so"
     assert all(len(line) <= 60 for line in re.split(r"[\r\n]+", ESCAPE.sub("", text)))
     assert f"done {MARKUP}" in ESCAPE.sub("", text)
+
+
+def test_a_signal_is_shown_before_the_run_notices_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stderr", screen := Screen())
+    shown = LiveLines(_progress())
+    with handle_signals(Events()) as stop:
+        shown._draw()
+        assert "stopping" not in screen.getvalue()
+        stop.has_workers = True  # else an alarm bounds the wait for `check`
+        stop.on_signal(signal.SIGINT, None)
+        shown._draw()
+    shown.close()
+    assert "screen: stopping" in screen.getvalue()
 
 
 def test_lines_are_folded_to_a_terminal_and_commands_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
