@@ -150,7 +150,9 @@ def test_capture_alone_writes_the_problems(run: Run) -> None:
     assert not Path("outputs/tuned").exists()
     assert "cpu:" not in out, "no worker was started"
     assert "resuming" not in out
-    _, out, _ = run(first="resume=last")
+    code, _, error = run(first="resume=last")
+    assert (code, "no run that can be resumed" in error) == (2, True), "nothing is left to do"
+    _, out, _ = run(first=f"resume={_run_folder()}")
     assert f"resuming: {_run_folder().resolve()}; the run had finished" in out
 
 
