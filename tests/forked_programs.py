@@ -1,4 +1,4 @@
-"""Programs run by a process that has imported torch before: a fork a program, whose end is that of a real one."""
+"""Programs run by a process that has imported torch before: a fork per program, which ends as Python does."""
 
 import json
 import subprocess
@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 SERVER = """
-import gc, json, os, runpy, sys, torch
-gc.freeze()  # or each fork scans all of torch's objects as it ends; Triton's are missed if they stay
+import atexit, gc, json, os, runpy, sys, threading, torch
 import gemmpipe.runtime.capture.__main__, torch._dynamo  # which torch imports when it is needed
+gc.collect()
+gc.freeze()  # or each fork scans all of torch's objects
 
 def begin(case):
     os.chdir(case["folder"])
@@ -24,11 +25,28 @@ def begin(case):
     sys.modules.pop(case["module"], None)  # which runpy would warn of
     runpy.run_module(case["module"], run_name="__main__", alter_sys=True)
 
+def code_of(case):
+    try:
+        begin(case)
+    except SystemExit as stop:
+        if stop.code is None or isinstance(stop.code, int):
+            return stop.code or 0
+        print(stop.code, file=sys.stderr)
+        return 1
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+        return 1
+    return 0
+
 for line in sys.stdin:
     child = os.fork()
     if not child:
-        begin(json.loads(line))
-        break
+        code = code_of(json.loads(line))
+        threading._shutdown()
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code & 255)  # torch's modules are not taken apart, which takes most of a second
     print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 """
 
@@ -37,7 +55,7 @@ for line in sys.stdin:
 class Forking:
     """`python -m MODULE WORDS...` without the seconds that importing torch takes; `folder` is for what programs print.
 
-    Good for a process that ends as Python does, with all that is to be done at exit: the fork becomes the program.
+    Good for a process that ends as Python does: it waits for threads and calls what is registered for the exit.
     """
 
     folder: Path

@@ -21,8 +21,13 @@ from gemmpipe.core.paths import shipped
 
 _load = ConfigRepository.load_config
 _choices = defaults_list._create_interpolation_map
+_list = defaults_list._create_defaults_list
 _merge = ConfigLoaderImpl._compose_config_from_defaults_list
 _copy = DictConfig.__deepcopy__
+_ASKED = ("override_choices", "append_group_defaults", "deletions")
+"""What the command line asks of a defaults list; the rest changes the merged configuration."""
+_FOUND = (*_ASKED, "override_metadata", "known_choices", "known_choices_per_group")
+"""What is known of the choices once the list is made."""
 _TESTS = f"{Path(__file__).parent}/"
 
 
@@ -30,13 +35,14 @@ _TESTS = f"{Path(__file__).parent}/"
 def read_once() -> Iterator[None]:
     """Within the block each file of Hydra's, of our shipped folders and of this one is parsed once.
 
-    The same files in the same order are merged once. Files that tests write are read every time. The choices made so
-    far, which Hydra copies for each file, are made for defaults lists that refer to them alone; and the parents of all
+    The same choices of files are looked up once, the same files in the same order are merged once. Files that tests
+    write are read every time. The choices made so far, which Hydra copies for each file, are made for defaults lists that refer to them alone; and the parents of all
     nodes are corrected when the files are merged, not after each of the fifty.
     """
     folders = {str(shipped("conf")), str(shipped("pipelines")), "hydra.conf", "structured://"}
     parsed: dict[tuple[str, str], bytes] = {}
-    merged: dict[tuple[object, ...], bytes] = {}
+    listed: dict[object, bytes] = {}
+    merged: dict[object, bytes] = {}
 
     def is_kept(folder: str) -> bool:
         return folder in folders or folder.startswith(_TESTS)
@@ -55,11 +61,29 @@ def read_once() -> Iterator[None]:
         refers = any("${" in f"{getattr(each, 'path', '')}{getattr(each, 'value', '')}" for each in defaults)
         return _choices(overrides, defaults, self_added) if refers else None
 
+    def places(repo: Any) -> tuple[str, ...]:
+        """Where files are looked for; empty if a test may have written there."""
+        found = tuple(_bare(source.path) for source in repo.get_sources() if source.scheme() != "structured")
+        return found if all(map(is_kept, found)) else ()
+
+    def defaults_of(repo: Any, config_name: Any, overrides: Any, prepend_hydra: bool, skip_missing: bool) -> Any:
+        folders, given = places(repo), vars(overrides)
+        asked = pickle.dumps([given[name] for name in _ASKED])
+        key = (folders, config_name, asked, prepend_hydra, skip_missing)
+        if not folders or key not in listed:
+            found = _list(repo, config_name, overrides, prepend_hydra, skip_missing)
+            if folders:
+                listed[key] = pickle.dumps((found, {name: given[name] for name in _FOUND}))
+            return found
+        found, states = pickle.loads(listed[key])
+        given.update(states)
+        return found
+
     def merge(self: ConfigLoaderImpl, defaults: Any, repo: Any) -> Any:
-        found = [(each, repo.load_config(each.config_path)) for each in defaults]
-        if any(result is None or not is_kept(_bare(result.path)) for _, result in found):
+        folders = places(repo)
+        if not folders:
             return _merge_then_adopt(self, defaults, repo)
-        key = tuple((_bare(r.path), each.config_path, each.package, each.primary) for each, r in found)
+        key = (folders, tuple((each.config_path, each.package, each.primary) for each in defaults))
         if key not in merged:
             merged[key] = pickle.dumps(_merge_then_adopt(self, defaults, repo))
         return pickle.loads(merged[key])
@@ -67,6 +91,7 @@ def read_once() -> Iterator[None]:
     with (
         mock.patch.object(ConfigRepository, "load_config", load_config),
         mock.patch.object(defaults_list, "_create_interpolation_map", choices),
+        mock.patch.object(defaults_list, "_create_defaults_list", defaults_of),
         mock.patch.object(ConfigLoaderImpl, "_compose_config_from_defaults_list", merge),
         mock.patch.object(DictConfig, "__deepcopy__", _copied),
         mock.patch.object(omegaconf.omegaconf, "get_omega_conf_dumper", _dumper),

@@ -172,9 +172,9 @@ def test_an_unwritable_file_is_not_reported_as_no_products(tmp_path: Path, forke
     assert "no product" not in done.stderr
 
 
-def test_threads_and_forked_processes_count_and_none_twice(tmp_path: Path) -> None:
+def test_threads_and_forked_processes_count_and_none_twice(tmp_path: Path, capture: Capture) -> None:
     (tmp_path / "script.py").write_text(THREADS)
-    done = run(tmp_path, "script.py")
+    done = capture("script.py")
     assert done.returncode == 0, done.stderr
     assert {row["M"]: row["count"] for row in read(tmp_path / "seen.csv")} == {
         "2": "1",
@@ -384,23 +384,31 @@ def test_a_command_is_its_script_and_nothing_else(capture: Capture) -> None:
     assert "/ls' is not a Python script" in done.stderr
 
 
-def test_processes_write_one_file_without_losing_a_row(tmp_path: Path) -> None:
-    script = """
-import sys
-from collections.abc import Callable, Iterator
+RANKS = """
+import os, sys
 from pathlib import Path
-from gemmpipe.runtime import gemm_a16w16, reload
 from gemmpipe.runtime.capture.recorder import Recorder
-from gemmpipe.runtime.capture.watcher import Watcher
-mine = Recorder(path=Path(sys.argv[1]))
-for m in range(20):
-    mine.add("a16w16", {"M": m + 1, "N": 8, "K": 8}, f"rank{sys.argv[2]}")
-    mine.add("a16w16", {"M": 1, "N": 9, "K": 8}, "")
-    mine.flush()
+def work(rank):
+    mine = Recorder(path=Path(sys.argv[1]))
+    for m in range(20):
+        mine.add("a16w16", {"M": m + 1, "N": 8, "K": 8}, f"rank{rank}")
+        mine.add("a16w16", {"M": 1, "N": 9, "K": 8}, "")
+        mine.flush()
+ranks = []
+for rank in range(2):
+    ranks.append(os.fork())
+    if not ranks[-1]:
+        work(rank)
+        os._exit(0)
+sys.exit(max(os.waitpid(rank, 0)[1] for rank in ranks))
 """
+
+
+def test_processes_write_one_file_without_losing_a_row(tmp_path: Path, forked_programs: Forking) -> None:
+    (tmp_path / "ranks.py").write_text(RANKS)
     path = tmp_path / "seen.csv"
-    ranks = [subprocess.Popen([sys.executable, "-c", script, str(path), str(rank)]) for rank in range(2)]
-    assert [rank.wait() for rank in ranks] == [0, 0]
+    done = forked_programs.run(tmp_path, os.environ, "ranks", [str(path)])
+    assert done.returncode == 0, done.stderr
     rows = read(path)
     assert len(rows) == 41
     assert [row["count"] for row in rows if row["N"] == "9"] == ["40"]
