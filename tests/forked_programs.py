@@ -11,6 +11,7 @@ from typing import Any
 SERVER = """
 import atexit, gc, json, os, runpy, sys, threading, torch
 import gemmpipe.runtime.capture.__main__, torch._dynamo  # which torch imports when it is needed
+import gemmpipe.cli.job, hydra.main, pandas  # and gemmpipe
 gc.collect()
 gc.freeze()  # or each fork scans all of torch's objects
 
@@ -22,8 +23,12 @@ def begin(case):
         os.dup2(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), number)
     sys.argv = ["", *case["words"]]
     sys.path[0] = case["folder"]
-    sys.modules.pop(case["module"], None)  # which runpy would warn of
-    runpy.run_module(case["module"], run_name="__main__", alter_sys=True)
+    if case["module"].endswith(".py"):
+        sys.argv[0] = case["module"]
+        runpy.run_path(case["module"], run_name="__main__")
+    else:
+        sys.modules.pop(case["module"], None)  # which runpy would warn of
+        runpy.run_module(case["module"], run_name="__main__", alter_sys=True)
 
 def code_of(case):
     try:
@@ -53,7 +58,9 @@ for line in sys.stdin:
 
 @dataclass(kw_only=True, eq=False)
 class Forking:
-    """`python -m MODULE WORDS...` without the seconds that importing torch takes; `folder` is for what programs print.
+    """`python -m MODULE WORDS...`, or `python SCRIPT.py WORDS...`, without the seconds that importing torch takes.
+
+    `folder` is for what programs print.
 
     Good for a process that ends as Python does: it waits for threads and calls what is registered for the exit.
     """

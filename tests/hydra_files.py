@@ -36,8 +36,9 @@ def read_once() -> Iterator[None]:
     """Within the block each file of Hydra's, of our shipped folders and of this one is parsed once.
 
     The same choices of files are looked up once, the same files in the same order are merged once. Files that tests
-    write are read every time. The choices made so far, which Hydra copies for each file, are made for defaults lists that refer to them alone; and the parents of all
-    nodes are corrected when the files are merged, not after each of the fifty.
+    write are read every time. The choices made so far, which Hydra copies for each file, are made for lists that
+    refer to them alone; and the parents of all nodes are corrected when the files are merged, not after each of the
+    fifty.
     """
     folders = {str(shipped("conf")), str(shipped("pipelines")), "hydra.conf", "structured://"}
     parsed: dict[tuple[str, str], bytes] = {}

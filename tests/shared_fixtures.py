@@ -12,6 +12,7 @@ from unittest import mock
 
 import pytest
 import torch
+from forked_programs import Forking
 from hydra._internal.hydra import Hydra
 from hydra_files import read_once
 from hypothesis import HealthCheck, settings
@@ -289,5 +290,13 @@ def scaled_on_cpu() -> None:
 def interpreter() -> Iterator[Interpreter]:
     """Runs cases under Triton's interpreter, in one process."""
     running = Interpreter()
+    yield running
+    running.close()
+
+
+@pytest.fixture(scope="session")
+def forked_programs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forking]:
+    """Runs programs without a new interpreter, which takes seconds to import torch."""
+    running = Forking(folder=tmp_path_factory.mktemp("printed"))
     yield running
     running.close()

@@ -129,7 +129,7 @@ for line in sys.stdin:
         os._exit(1)  # it printed nothing
     os.waitpid(child, 0)
 """
-"""Begins the command of each line up to its first line of output, in a fork of a process that has only imported main."""
+"""Begins the command of each line, up to its first line of output, in a fork of a process that imported main alone."""
 SHIPPED = shipped_tables() / "a8w8_blockscale_tuned_gemm.csv"
 RECORDED = Path(__file__).parents[2] / "docs" / "examples" / "h200_run.tar.xz"
 

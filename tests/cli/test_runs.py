@@ -58,7 +58,7 @@ def test_last_includes_runs_stopped_before_the_first_problem(plans: list[Plan], 
 
 
 @pytest.mark.e2e
-def test_last_includes_runs_killed_after_their_first_row(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_last_includes_runs_killed_after_their_first_row(folder: Path) -> None:
     """A real run, killed at its first row, before any problem: `resume=last` finds the problems."""
     argv = [sys.executable, "-m", "gemmpipe", "kernel=a16w16", "device=cpu", "shapes=list", "shapes.items=[[8,64,64]]"]
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "TMPDIR": str(folder)}
@@ -72,9 +72,7 @@ def test_last_includes_runs_killed_after_their_first_row(folder: Path, capfd: py
     assert subprocess.run(argv, env=killed, cwd=folder, check=False).returncode == -signal.SIGKILL
     (journal,) = folder.glob("outputs/runs/tune/*/trials.jsonl")
     assert len(journal.read_text().splitlines()) == 1
-    again = [*argv[:3], "resume=last", "chain=[capture]"]
-    done = subprocess.run(again, env=environment, cwd=folder, check=False, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    assert main(["resume=last", "chain=[capture]"]) == 0
     assert list(folder.glob("outputs/runs/tune/*/trials.jsonl")) == [journal]
     assert len(journal.read_text().splitlines()) > 2
 

@@ -1,5 +1,6 @@
 """Every code block of the documentation runs, or names the reason why it does not; then its commands still compose."""
 
+import os
 import re
 import shutil
 import subprocess
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from forked_programs import Forking
 from page_blocks import RECORDED_RUN, RUNNABLE, Block, Command, blocks, commands, missing_line
 
 from gemmpipe.cli.main import main
@@ -91,7 +93,8 @@ def test_commands_that_are_not_run_compose(
 class Shell:
     """Runs the blocks of a page in one folder and one process."""
 
-    def __init__(self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, programs: Forking) -> None:
+        self._programs = programs
         self._capsys = capsys
         self._monkeypatch = monkeypatch
         self._names: dict[str, object] = {"__name__": "page"}
@@ -125,8 +128,12 @@ class Shell:
             printed = "\n".join(self._capsys.readouterr())
             assert code in codes, f"{command.text}: exit code {code}\n{printed}"
             return printed
-        text = re.sub(r"^python\b", sys.executable, command.text)
-        done = subprocess.run(["bash", "-c", text], capture_output=True, text=True, timeout=600, check=False)
+        python = re.fullmatch(r"python (?:-m )?([\w./]+)((?: [\w./=-]+)*)", command.text)
+        if python:
+            done = self._programs.run(Path.cwd(), os.environ, python[1], python[2].split())
+        else:
+            text = re.sub(r"^python\b", sys.executable, command.text)
+            done = subprocess.run(["bash", "-c", text], capture_output=True, text=True, timeout=600, check=False)
         assert done.returncode == 0, f"{command.text}: exit code {done.returncode}\n{done.stdout}{done.stderr}"
         return done.stdout + done.stderr
 
@@ -139,10 +146,14 @@ def recorded_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def shell(
-    folder: Path, own_locks: None, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    folder: Path,
+    own_locks: None,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    forked_programs: Forking,
 ) -> Iterator[Shell]:
     monkeypatch.setenv("XDG_DATA_HOME", str(folder / "home"))
-    yield Shell(capsys, monkeypatch)
+    yield Shell(capsys, monkeypatch, forked_programs)
     torch._dynamo.reset()
 
 

@@ -56,6 +56,29 @@ def start(site: Site) -> Start:
     return site.start
 
 
+Begun = tuple[Site, Started]
+
+
+@pytest.fixture(scope="module")
+def every_fault(tmp_path_factory: pytest.TempPathFactory, faulty_words: tuple[str, ...]) -> Iterator[Begun]:
+    """A run of all faults, most of whose time is waiting for limits: it is begun before the tests that come first."""
+    folder = faulty_words[0].removeprefix("--config-dir=")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(folder)
+        here = Site(folder=tmp_path_factory.mktemp("faults"), words=faulty_words, family=load_family("faulty"))
+    started = here.start(
+        f"space.KIND=[{','.join(KINDS)}]",
+        "space.PACE_MS=[0]",
+        "stages.screen.margin_pct=1e6",  # who is slow at a first look is checked all the same
+        "profile=all.csv",
+        f"executor.memory_pct={LITTLE_PCT}",
+        "executor.compile_timeout_s=4",
+        "executor.timeout_s=3",  # eating takes a while on a busy machine
+    )
+    yield here, started
+    here.close()
+
+
 EXPECTED = {
     "right": {"ok", "pruned"},
     "hang_once": {"ok", "pruned"},
@@ -79,41 +102,10 @@ EXPECTED = {
     "spoil_row": {"incorrect"},
     "unfit": {"unsupported"},
 }
+KINDS = [*EXPECTED, "wrong_at_8"]
 
 
-def test_every_fault_ends_as_a_row_and_no_healthy_candidate_suffers(start: Start, site: Site) -> None:
-    kinds = [*EXPECTED, "wrong_at_8"]
-    started = start(
-        f"space.KIND=[{','.join(kinds)}]",
-        "space.PACE_MS=[0]",
-        "stages.screen.margin_pct=1e6",  # who is slow at a first look is checked all the same
-        "profile=all.csv",
-        f"executor.memory_pct={LITTLE_PCT}",
-        "executor.compile_timeout_s=4",
-        "executor.timeout_s=3",  # eating takes a while on a busy machine
-    )
-    code, _, error = started.end()
-    assert code == 0, error
-    assert started.gone()
-    profile = pd.read_csv("all.csv")
-    own = profile[profile["libtype"] == "faulty"]
-    kind = own["config"].str.extract(r'"KIND":"(\w+)"')[0]
-    found = own.groupby([kind, "M"])["status"].agg(list)
-    assert len(found) == 2 * len(kinds)
-    assert all(len(statuses) == 1 for statuses in found), "one row a candidate and problem"
-    for name, statuses in EXPECTED.items():
-        assert {found[name, 8][0], found[name, 16][0]} <= statuses, name
-    assert found["wrong_at_8", 8] == ["incorrect"]
-    assert found["wrong_at_8", 16][0] in {"ok", "pruned"}
-    assert (own["error"].notna() == own["status"].isin(["ok", "pruned"])).sum() == 0
-    quarantined = {"segfault", "kill", "exit", "sys_exit", "eat", "hang"}
-    assert error.count("warning: quarantined") == 2 * len(quarantined)
-    assert error.count("Traceback") == 0
-    winners = {json.loads(str(row["config"])).get("KIND", "mm") for row in site.tuned()}
-    assert winners <= {"right", "mm", "hang_once", "die_once", "wrong_at_8"}
-    nothing_is_repeated(site.rows())
-
-
+@pytest.mark.usefixtures("every_fault")
 def test_ctrl_c_finishes_the_work_in_hand_and_resume_goes_on(start: Start, site: Site) -> None:
     started = start(MANY, BRIEF, "space.PACE_MS=[0,10,11,12,13,14,15]", "search=exhaustive", "batch=1")
     site.wait_for(started, "done")
@@ -193,6 +185,7 @@ def _wait_until_it_hangs(site: Site) -> None:
         time.sleep(0.02)
 
 
+@pytest.mark.usefixtures("every_fault")
 def test_ctrl_c_twice_stops_at_once(start: Start, site: Site) -> None:
     started = start("space.KIND=[right,hang]", "executor.timeout_s=3600")
     _wait_until_it_hangs(site)
@@ -346,3 +339,27 @@ def test_a_run_that_is_still_at_work_is_not_resumed(start: Start, site: Site, re
     started = start("space.KIND=[right,hang]", "executor.timeout_s=3600")
     site.wait_for(started, "launch")
     assert refusal("resume=last").endswith("trials.jsonl: another gemmpipe is still at work on this run")
+
+
+def test_every_fault_ends_as_a_row_and_no_healthy_candidate_suffers(every_fault: Begun) -> None:
+    site, started = every_fault
+    code, _, error = started.end()
+    assert code == 0, error
+    assert started.gone()
+    profile = pd.read_csv(site.folder / "all.csv")
+    own = profile[profile["libtype"] == "faulty"]
+    kind = own["config"].str.extract(r'"KIND":"(\w+)"')[0]
+    found = own.groupby([kind, "M"])["status"].agg(list)
+    assert len(found) == 2 * len(KINDS)
+    assert all(len(statuses) == 1 for statuses in found), "one row a candidate and problem"
+    for name, statuses in EXPECTED.items():
+        assert {found[name, 8][0], found[name, 16][0]} <= statuses, name
+    assert found["wrong_at_8", 8] == ["incorrect"]
+    assert found["wrong_at_8", 16][0] in {"ok", "pruned"}
+    assert (own["error"].notna() == own["status"].isin(["ok", "pruned"])).sum() == 0
+    quarantined = {"segfault", "kill", "exit", "sys_exit", "eat", "hang"}
+    assert error.count("warning: quarantined") == 2 * len(quarantined)
+    assert error.count("Traceback") == 0
+    winners = {json.loads(str(row["config"])).get("KIND", "mm") for row in site.tuned()}
+    assert winners <= {"right", "mm", "hang_once", "die_once", "wrong_at_8"}
+    nothing_is_repeated(site.rows())

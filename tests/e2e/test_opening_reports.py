@@ -1,11 +1,10 @@
 """Reports open in the browser by one rule: `demo`, `report`, and a run with `report=true`."""
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from forked_programs import Forking
 
 ROOT = Path(__file__).parents[2]
 RUN = ("kernel=a16w16", "device=cpu", "shapes=list", "shapes.items=[[8,64,64]]", "timer@stages.bench.timer=quick")
@@ -16,8 +15,9 @@ pytestmark = pytest.mark.e2e
 class _User:
     """Types commands; the browser is a program that notes the page."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, programs: Forking) -> None:
         self.folder = folder
+        self._programs = programs
         browser = folder / "browser.sh"
         browser.write_text(f'#!/bin/sh\necho "$1" >> {folder}/opened.txt\n')
         browser.chmod(0o755)
@@ -29,16 +29,13 @@ class _User:
         """The pages that a command opened."""
         pages = self.folder / "opened.txt"
         pages.unlink(missing_ok=True)
-        command = [sys.executable, "-m", "gemmpipe", *words]
-        done = subprocess.run(
-            command, cwd=self.folder, env=self._environment, capture_output=True, text=True, check=False
-        )
+        done = self._programs.run(self.folder, self._environment, "gemmpipe", words)
         assert done.returncode == 0, done.stderr
         return pages.read_text().splitlines() if pages.exists() else []
 
 
-def test_a_report_opens_where_it_is_wanted_and_not_without_a_display(tmp_path: Path) -> None:
-    user = _User(tmp_path)
+def test_a_report_opens_where_it_is_wanted_and_not_without_a_display(tmp_path: Path, forked_programs: Forking) -> None:
+    user = _User(tmp_path, forked_programs)
     [page] = user.opened_by(*RUN, "report=true", "open=true")
     assert page.startswith("file://")
     assert page.endswith("/report.html")
@@ -51,9 +48,7 @@ def test_a_report_opens_where_it_is_wanted_and_not_without_a_display(tmp_path: P
     ]
 
 
-def test_opening_without_a_report_is_refused(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "gemmpipe", *RUN, "open=true"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+def test_opening_without_a_report_is_refused(tmp_path: Path, forked_programs: Forking) -> None:
+    done = forked_programs.run(tmp_path, os.environ, "gemmpipe", (*RUN, "open=true"))
     assert done.returncode == 2
     assert "open: true given, and no report is written; expected report=true too" in done.stderr

@@ -2,7 +2,6 @@
 
 import csv
 import os
-import shlex
 import shutil
 import subprocess
 import sys
@@ -10,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from gemmpipe.cli.main import main
 from gemmpipe.family import load_family
 from gemmpipe.pipeline.summary import use_line
 
@@ -107,26 +107,25 @@ def test_a_path_that_the_variable_would_take_apart_is_told() -> None:
     assert said.startswith("GEMMPIPE_CONFIG_A16W16 separates tables by ':'; copy /runs/12:30/bf16_tuned_gemm.csv")
 
 
-def test_the_command_that_tunes_stale_rows_again_runs_in_a_shell_from_a_folder_with_quotes(tmp_path: Path) -> None:
+def test_the_command_that_tunes_stale_rows_again_runs_in_a_shell_from_a_folder_with_quotes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = tmp_path / """it's a "test" dir"""
     folder.mkdir()
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-
-    def typed(line: str) -> "subprocess.CompletedProcess[str]":
-        here = f'gemmpipe() {{ "{sys.executable}" -m gemmpipe "$@"; }}\n{line}'
-        words = ["bash", "-c", here]
-        return subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, check=False)
-
-    first = typed(f"gemmpipe {shlex.join(WORDS)} output=t.csv")
-    assert first.returncode == 0, first.stderr
+    monkeypatch.chdir(folder)
+    assert main([*WORDS, "output=t.csv"]) == 0
     rows = list(csv.DictReader((folder / "t.csv").read_text().splitlines()))
     rows[0]["config"] = '{"method": "gone"}'  # stale whatever times this machine takes
     with open(folder / "t.csv", "w", newline="") as file:
         writer = csv.DictWriter(file, list(rows[0]))
         writer.writeheader()
         writer.writerows(rows)
-    said = typed(f"gemmpipe verify kernel=a16w16 device=cpu table={shlex.quote(str(folder / 't.csv'))}").stdout
+    capsys.readouterr()
+    main(["verify", "kernel=a16w16", "device=cpu", f"table='{folder / 't.csv'}'".replace("it's", r"it\'s")])
+    said = capsys.readouterr().out
     (line,) = [line for line in said.splitlines() if "to tune these again: " in line]
-    again = typed(line.partition("again: ")[2])
+    typed = f'gemmpipe() {{ "{sys.executable}" -m gemmpipe "$@"; }}\n{line.partition("again: ")[2]}'
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    again = subprocess.run(["bash", "-c", typed], env=environment, capture_output=True, text=True, check=False)
     assert again.returncode == 0, again.stderr
     assert "1 of 1 problem tuned" in again.stdout

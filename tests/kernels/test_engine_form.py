@@ -10,7 +10,7 @@ import numpy
 import pytest
 import triton
 import yaml
-from pairwise import SLOW
+from pairwise import SLOW, pairwise
 
 from gemmpipe.backends.engine_compile import compile_only_for, empty_meta
 from gemmpipe.core.data import Build, Device, Scalar
@@ -52,6 +52,10 @@ HOPPER_CASES = [
     {"mnk": [7, 128, 1024], "knobs": [16, 128, 64], "exact": True, "more": {"SWAP_AB": True, "SPLIT_K": 8}},
 ]
 """With the knobs of SGLang's kernel for sm_90: ragged K, splits without work, odd numbers of K tiles per split."""
+ALTERNATELY = [{**case, "engine": ENGINES[number % 2]} for number, case in enumerate(CASES)]
+ALTERNATELY += [{**case, "engine": "sglang"} for case in HOPPER_CASES]
+THE_OTHERS = [{**case, "engine": ENGINES[(number + 1) % 2]} for number, case in enumerate(CASES)]
+"""Each case with the other engine, whose kernel has the same code for it."""
 
 
 @pytest.fixture(scope="module")
@@ -69,10 +73,9 @@ def _spec(family: Family, gfx: str = "sm_90", m: int = 64, n: int = 512, k: int 
     triton.__version__.startswith("3.6") and int(numpy.__version__.split(".")[1]) >= 4,
     reason="triton 3.6 interprets with numpy before 2.4 only",
 )
-def test_interpreted_it_matches_the_reference() -> None:
+@pytest.mark.parametrize("listed", [ALTERNATELY, pytest.param(THE_OTHERS, marks=SLOW)], ids=["some", "others"])
+def test_interpreted_it_matches_the_reference(listed: list[dict[str, object]]) -> None:
     script = Path(__file__).with_name("_interpret_engine.py")
-    listed = [{**case, "engine": engine} for engine in ENGINES for case in CASES]
-    listed += [{**case, "engine": "sglang"} for case in HOPPER_CASES]
     cases = json.dumps(listed)
     done = subprocess.run([sys.executable, script], input=cases, capture_output=True, text=True, check=True)
     results = [json.loads(line) for line in done.stdout.splitlines()]
@@ -81,9 +84,11 @@ def test_interpreted_it_matches_the_reference() -> None:
         assert result == {"misfit": None, "error": 0.0, "same": True}, case
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize(("gfx", "m"), [("sm_90", 1), ("sm_90", 39), ("sm_100", 64), ("gfx942", 16)])
-def test_it_compiles(family: Family, engine: str, gfx: str, m: int) -> None:
+@pytest.mark.parametrize(
+    ("gfx", "m", "engine"),
+    pairwise([("sm_90", 1), ("sm_90", 39), ("sm_100", 64), ("gfx942", 16)], ENGINES, once=True),
+)
+def test_it_compiles(family: Family, gfx: str, m: int, engine: str) -> None:
     kernel, device = family.engine_kernels[engine], arch_device(gfx)
     spec = _spec(family, gfx, m=m)
     knobs = kernel.normalise(spec, {**KNOBS, "num_stages": 2, "waves_per_eu": 0}, device)

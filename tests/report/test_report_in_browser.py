@@ -63,7 +63,7 @@ def test_a_run_shows_every_section_without_an_error(browser: Any, run_page: Path
     page.close()
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("scheme", [pytest.param("light", marks=pytest.mark.slow), "dark"])
 def test_lines_have_the_colours_of_the_legend(browser: Any, run_page: Path, table_page: Path, scheme: str) -> None:
     for path in (run_page, table_page):
         page, _ = _open(browser, path, scheme=scheme)
@@ -89,7 +89,7 @@ def test_the_themes_differ_and_the_switch_changes_them(browser: Any, table_page:
     dark.close()
 
 
-@pytest.mark.parametrize("width", [400, 1400])
+@pytest.mark.parametrize("width", [400, pytest.param(1400, marks=pytest.mark.slow)])
 def test_nothing_is_wider_than_the_page(browser: Any, run_page: Path, table_page: Path, width: int) -> None:
     for path in (run_page, table_page):
         page, messages = _open(browser, path, width=width)
@@ -98,15 +98,16 @@ def test_nothing_is_wider_than_the_page(browser: Any, run_page: Path, table_page
         page.close()
 
 
-@pytest.mark.parametrize("width", [400, 500, 800, 1200, 1600])
-def test_tables_of_knobs_show_all_columns(browser: Any, run_page: Path, width: int) -> None:
+def test_tables_of_knobs_show_all_columns(browser: Any, run_page: Path) -> None:
     """At each number of tables side by side; 800 and 1200 leave the least room for a table."""
-    page, _ = _open(browser, run_page, width=width)
-    widths = page.evaluate(
-        "() => [...document.querySelectorAll('#knobs .scroll')].map((each) => [each.scrollWidth, each.clientWidth])"
-    )
-    assert len(widths) > 1
-    assert all(needed <= given for needed, given in widths)
+    page, _ = _open(browser, run_page)
+    for width in (400, 500, 800, 1200, 1600):
+        page.set_viewport_size({"width": width, "height": 900})
+        widths = page.evaluate(
+            "() => [...document.querySelectorAll('#knobs .scroll')].map((each) => [each.scrollWidth, each.clientWidth])"
+        )
+        assert len(widths) > 1
+        assert all(needed <= given for needed, given in widths), width
     page.close()
 
 

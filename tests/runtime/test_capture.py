@@ -4,7 +4,7 @@ import csv
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -49,14 +49,6 @@ def _environment() -> dict[str, str]:
 def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "gemmpipe.capture", *words]
     return subprocess.run(command, cwd=folder, env=_environment(), capture_output=True, text=True, check=False)
-
-
-@pytest.fixture(scope="module")
-def forked_programs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forking]:
-    """Runs programs without a new interpreter; `run` tests the start."""
-    running = Forking(folder=tmp_path_factory.mktemp("message"))
-    yield running
-    running.close()
 
 
 Capture = Callable[..., subprocess.CompletedProcess[str]]

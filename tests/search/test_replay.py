@@ -79,7 +79,7 @@ def _held_out(recording: RecordedSpace) -> list[object]:
     return list(groups_of(recording)[TUNED_ON:])
 
 
-@pytest.mark.parametrize("seeds", [5, pytest.param(20, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("seeds", [3, pytest.param(20, marks=pytest.mark.slow)])
 def test_within_one_percent_at_a_tenth_of_the_evaluations(
     recordings: dict[str, RecordedSpace], record_property: Callable[[str, object], None], seeds: int
 ) -> None:

@@ -84,7 +84,7 @@ def _run(session: SearchSession, rng: random.Random, fail_pct: int = 0) -> dict[
     return results
 
 
-@settings(max_examples=25)
+@settings(max_examples=12)
 @given(st.integers(0, 96), st.floats(0.05, 1.0), st.integers(1, 40), st.sampled_from([0, 40, 100]), st.integers())
 def test_a_fraction_and_all_required_candidates_are_timed(
     count: int, fraction: float, min_trials: int, fail_pct: int, seed: int

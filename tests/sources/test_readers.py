@@ -155,7 +155,7 @@ def test_written_and_read_back(
 
 @pytest.mark.parametrize(("write", "source", "name", "counted"), FORMATS, ids=NAMES)
 @given(products=PRODUCTS, data=st.data())
-@settings(max_examples=150)
+@settings(max_examples=50)  # of each of six formats
 def test_one_byte_changes_one_row_or_is_refused(
     write: Callable[[Sequence[Product], Path], None],
     source: Callable[[str], Source],

@@ -89,11 +89,13 @@ class Driver:
             assert time.monotonic() < end, "no end"
             self.search_pool.receive()
             sessions |= {b.summary.problem.id: b for b in self.search_pool.started()}
-            for name, started in sessions.items():
-                if requests := started.session.ask():
-                    requested.setdefault(name, []).extend((r.candidate.id, r.launches) for r in requests)
-                    self._answer(name, started, requests)
-                    meanwhile(sum(map(len, requested.values())))
+            asked = {name: requests for name, s in sessions.items() if (requests := s.session.ask())}
+            if not asked:
+                time.sleep(0.002)  # leaves the core to the search
+            for name, requests in asked.items():
+                requested.setdefault(name, []).extend((r.candidate.id, r.launches) for r in requests)
+                self._answer(name, sessions[name], requests)
+                meanwhile(sum(map(len, requested.values())))
         self.started = sessions
         return requested
 
