@@ -98,7 +98,9 @@ def _room(module: str) -> str:
     return module.split(".")[1] if "." in module else "__init__"
 
 
-def _for_type_checkers(tree: ast.AST) -> set[ast.AST]:
+def _for_type_checkers(path: Path, tree: ast.AST) -> set[ast.AST]:
+    if "TYPE_CHECKING" not in path.read_text():
+        return set()
     guards = [n for n in ast.walk(tree) if isinstance(n, ast.If) and "TYPE_CHECKING" in ast.unparse(n.test)]
     return {inner for guard in guards for child in guard.body for inner in ast.walk(child)}
 
@@ -111,7 +113,7 @@ def _tree(path: Path) -> ast.Module:
 def _imports(path: Path, *, at_import: bool = False) -> Iterator[str]:
     """Modules that a file imports, local imports included; `at_import`: only those at the top of the file."""
     tree = _tree(path)
-    skipped = _for_type_checkers(tree)
+    skipped = _for_type_checkers(path, tree)
     inside = {n for f in ast.walk(tree) if isinstance(f, _FUNCTIONS) for n in ast.walk(f)} if at_import else set()
     for node in ast.walk(tree):
         if node in skipped or node in inside:

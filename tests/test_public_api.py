@@ -7,13 +7,12 @@ import dataclasses
 import enum
 import importlib
 import inspect
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from forked_programs import Forking
 
 import gemmpipe
 from gemmpipe.cli.main import main
@@ -194,7 +193,7 @@ def test_nothing_to_load(folder: Path) -> None:
         gemmpipe.load(folder)
 
 
-def test_a_script_needs_no_guard(folder: Path) -> None:
+def test_a_script_needs_no_guard(folder: Path, forked_programs: Forking) -> None:
     """Workers do not import the program that runs them, whose Hydra and arguments stay what they were."""
     (folder / "script.py").write_text(
         "import sys\nimport gemmpipe\n"
@@ -202,9 +201,7 @@ def test_a_script_needs_no_guard(folder: Path) -> None:
         "print('ended', result.exit_code, sys.argv, sys.modules['__main__'].__file__.endswith('script.py'))\n"
     )
     environment = {"TMPDIR": str(folder), "PATH": "/usr/bin:/bin", "HOME": str(folder)}
-    done = subprocess.run(
-        [sys.executable, "script.py", "-m"], capture_output=True, text=True, check=False, env=environment, cwd=folder
-    )
+    done = forked_programs.run(folder, environment, "script.py", ["-m"])
     assert done.returncode == 0, done.stderr
     assert [line for line in done.stdout.splitlines() if line.startswith("ended")] == [
         "ended 0 ['script.py', '-m'] True"

@@ -274,7 +274,7 @@ def test_what_is_killed_as_it_starts_is_started_again(
     victims: Callable[[Started], list[int]], start: Start, site: Site
 ) -> None:
     started, killed = start(FEW, "space.PACE_MS=[0]", before=SHORT_PAUSES), set[int]()
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while len(killed) < 4 and started.process.poll() is None and time.monotonic() < deadline:
         for pid in set(victims(started)) - killed:
             with contextlib.suppress(ProcessLookupError):

@@ -1,12 +1,14 @@
 """A real run on this CPU: runs, show, diff, report in Python, listeners and the stream of JSON."""
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from forked_programs import Forking
 
 import gemmpipe
 from gemmpipe.cli.main import main
@@ -18,23 +20,14 @@ KEYS = {"M": 16, "N": 64, "K": 128}
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def site(tmp_path_factory: pytest.TempPathFactory, forked_programs: Forking) -> Iterator[Path]:
     """A folder with one run, which logs to MLflow's file store and writes its events as JSON."""
     folder = tmp_path_factory.mktemp("site")
     pytest.importorskip("mlflow")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        command = [
-            sys.executable,
-            "-m",
-            "gemmpipe",
-            *LINE,
-            "output=tuned",
-            "listener=mlflow",
-            "events=json",
-            "report=true",
-        ]
-        ended = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+        words = (*LINE, "output=tuned", "listener=mlflow", "events=json", "report=true")
+        ended = forked_programs.run(folder, os.environ, "gemmpipe", words)
         assert ended.returncode == 0, ended.stderr
         (folder / "events.jsonl").write_text(ended.stdout)
         yield folder

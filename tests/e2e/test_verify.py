@@ -4,13 +4,12 @@ import json
 import os
 import re
 import shlex
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pandas as pd
 import pytest
+from forked_programs import Forking
 
 from gemmpipe.cli.main import main
 from gemmpipe.core.device import cpu_device
@@ -212,7 +211,7 @@ def test_a_mistake_is_one_line(words: list[str], said: str, folder: Path, refusa
     assert said in refusal(*words, "device=cpu")
 
 
-def test_kernels_are_compiled_once_without_a_gpu_and_found_ever_after(folder: Path) -> None:
+def test_kernels_are_compiled_once_without_a_gpu_and_found_ever_after(folder: Path, forked_programs: Forking) -> None:
     knobs = {"BLOCK_SIZE_M": 16, "BLOCK_SIZE_N": 64, "BLOCK_SIZE_K": 64, "num_warps": 4, "num_stages": 2}
     config = json.dumps({**knobs, "GROUP_SIZE_M": 1, "NUM_KSPLIT": 1, "cache_modifier": ""}).replace('"', '""')
     shapes = [("sm_90,132", 16), ("sm_90,132", 32), ("gfx942,304", 16)]
@@ -223,8 +222,8 @@ def test_kernels_are_compiled_once_without_a_gpu_and_found_ever_after(folder: Pa
     def prebuild(*words: str, cache: str = "cache") -> tuple[int, str]:
         environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
         environment |= {"TRITON_CACHE_DIR": str(folder / cache), "PYTHONPATH": str(CHECKOUT)}
-        command = [sys.executable, "-m", "gemmpipe", "prebuild", "table=bf16_tuned_gemm.csv", *words]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        arguments = ("prebuild", "table=bf16_tuned_gemm.csv", *words)
+        done = forked_programs.run(folder, environment, "gemmpipe", arguments)
         return done.returncode, done.stdout + done.stderr
 
     code, out = prebuild("target=[sm_90,gfx950]")

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from interpreter_process import INTERPRETED, Interpreter
 from moe_problems import FMOE, QWEN, shipped_space, spec_of
-from pairwise import pairwise
+from pairwise import SLOW, pairwise
 
 from gemmpipe.backends.engine_compile import compile_only_for, empty_meta
 from gemmpipe.core.data import Scalar
@@ -129,7 +129,7 @@ def test_without_the_engine_the_finals_run_its_exact_form() -> None:
         assert vllm.default(spec_of(QWEN), arch_device("sm_90")) is None
 
 
-@pytest.mark.parametrize(("sizes", "dtype"), [(QWEN, None), ((1, 512, 256, 8, 2), FP8)])
+@pytest.mark.parametrize(("sizes", "dtype"), [pytest.param(QWEN, None, marks=SLOW), ((1, 512, 256, 8, 2), FP8)])
 def test_the_exact_products_are_specialised_as_in_tritons_own_call(sizes: tuple[int, ...], dtype: str | None) -> None:
     device, spec = arch_device("sm_90"), spec_of(sizes, dtype=dtype)
     exact, screened = _engine("vllm").exact_form(), _engine("vllm")
@@ -148,7 +148,7 @@ def test_the_exact_products_are_specialised_as_in_tritons_own_call(sizes: tuple[
 _DTYPES = {"*fp8e4nv": FP8, "*fp32": "float32", "*bf16": "bfloat16", "*i32": "int32"}
 
 
-@pytest.mark.parametrize("dtype", [None, FP8])
+@pytest.mark.parametrize("dtype", [None, pytest.param(FP8, marks=SLOW)])
 def test_products_of_the_screening_load_as_wide_as_those_of_the_finals(dtype: str | None) -> None:
     device, spec = arch_device("sm_90"), spec_of((16, 1024, 256, 8, 2), "sm_90", dtype)
     kernel = _engine("vllm")
