@@ -74,6 +74,7 @@ def every_fault(tmp_path_factory: pytest.TempPathFactory, faulty_words: tuple[st
         f"executor.memory_pct={LITTLE_PCT}",
         "executor.compile_timeout_s=4",
         "executor.timeout_s=3",  # eating takes a while on a busy machine
+        "cpu_budget_s=null",  # which ends a run whose limits alone take a minute
     )
     yield here, started
     here.close()
