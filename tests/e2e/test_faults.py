@@ -73,7 +73,7 @@ def every_fault(tmp_path_factory: pytest.TempPathFactory, faulty_words: tuple[st
         "profile=all.csv",
         f"executor.memory_pct={LITTLE_PCT}",
         "executor.compile_timeout_s=4",
-        "executor.timeout_s=3",  # eating takes a while on a busy machine
+        "executor.timeout_s=6",  # eating takes a while on a busy machine
         "cpu_budget_s=null",  # which ends a run whose limits alone take a minute
     )
     yield here, started
