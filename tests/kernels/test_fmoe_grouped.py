@@ -1,11 +1,13 @@
 """Fused experts over sorted rows, without a GPU: launches around the product, constraints, builds for Hopper."""
 
+from collections.abc import Mapping
+
 import pytest
 from interpreter_process import INTERPRETED, Interpreter
 from moe_problems import FMOE, NAMES, QWEN, shipped_space, spec_of
 from pairwise import SLOW
 
-from gemmpipe.core.data import Candidate, Scalar
+from gemmpipe.core.data import Build, Candidate, Scalar
 from gemmpipe.core.device import arch_device, cpu_device
 from gemmpipe.family import GemmSpec, KernelDefaults, load_family
 from gemmpipe.family.problem import make_problem
@@ -144,29 +146,45 @@ def test_the_space_has_points_on_hopper_alone(dtype: str | None, token: int) -> 
         assert point["kernel_type"] == "plain"
 
 
+LAUNCHED = [
+    (64, None, {}, (64, 128, 6)),
+    (64, "fp8", {"q_type": "per_token"}, (64, 256, 4)),
+    (4096, None, {}, (128, 256, 4)),
+    (4096, "float16", {"act_type": "gelu", "doweight_stage1": 1, "use_g1u1": 0}, (128, 128, 5)),
+    (4096, "fp8", {}, (64, 256, 4)),
+]
+NAMES_OF_CASE = ("token", "dtype", "key", "tile")
+
+
+def _builds(token: int, dtype: str | None, key: dict[str, object], tile: tuple[int, int, int]) -> tuple[Build, ...]:
+    spec = spec_of((token, 2048, 768, 128, 8), dtype=dtype, key=key)
+    knobs = _knobs(token, dtype, key, tile)
+    assert KERNEL.unsupported_reason(spec, knobs, HOPPER) is None
+    return tuple(KERNEL.builds(spec, knobs, HOPPER))
+
+
+def _knobs(token: int, dtype: str | None, key: dict[str, object], tile: tuple[int, int, int]) -> Mapping[str, Scalar]:
+    spec = spec_of((token, 2048, 768, 128, 8), dtype=dtype, key=key)
+    more = FUSED if dtype != "fp8" or key or tile[0] == 64 else {}
+    return KERNEL.normalise(spec, knobs_for(*tile, spec, **more), HOPPER)
+
+
+@pytest.mark.parametrize(NAMES_OF_CASE, LAUNCHED)
+def test_only_few_tokens_need_no_launch_that_counts(
+    token: int, dtype: str | None, key: dict[str, object], tile: tuple[int, int, int]
+) -> None:
+    absent = set(KERNELS) - {build.kernel for build in _builds(token, dtype, key, tile)}
+    assert absent == ({kernel for kernel in KERNELS if "count_pairs" in kernel} if token == 64 else set())
+
+
 @pytest.mark.parametrize(
-    ("token", "dtype", "key", "tile"),
-    [
-        pytest.param(64, "fp8", {"q_type": "per_token"}, (64, 256, 4), marks=SLOW),
-        (64, None, {}, (64, 128, 6)),
-        pytest.param(4096, None, {}, (128, 256, 4), marks=SLOW),
-        pytest.param(
-            *(4096, "float16", {"act_type": "gelu", "doweight_stage1": 1, "use_g1u1": 0}, (128, 128, 5)), marks=SLOW
-        ),
-        pytest.param(4096, "fp8", {}, (64, 256, 4), marks=SLOW),
-    ],
+    NAMES_OF_CASE, [pytest.param(*case, marks=() if case is LAUNCHED[0] else SLOW) for case in LAUNCHED]
 )
 def test_compiles_without_a_gpu_within_the_estimate(
     token: int, dtype: str | None, key: dict[str, object], tile: tuple[int, int, int]
 ) -> None:
-    spec = spec_of((token, 2048, 768, 128, 8), dtype=dtype, key=key)
-    more = FUSED if dtype != "fp8" or key or tile[0] == 64 else {}
-    knobs = KERNEL.normalise(spec, knobs_for(*tile, spec, **more), HOPPER)
-    assert KERNEL.unsupported_reason(spec, knobs, HOPPER) is None
-    builds = KERNEL.builds(spec, knobs, HOPPER)
-    absent = set(KERNELS) - {build.kernel for build in builds}
-    assert absent == ({kernel for kernel in KERNELS if "count_pairs" in kernel} if token == 64 else set())
-    for build in builds:
+    knobs = _knobs(token, dtype, key, tile)
+    for build in _builds(token, dtype, key, tile):
         facts = compile_build(build, HOPPER)
         assert facts.shared_bytes is not None
         assert facts.shared_bytes <= hopper_shared_bytes(unsplit_knobs(knobs, 1)) <= HOPPER.shared_bytes
