@@ -122,18 +122,19 @@ def _kernel_of_table(path: Path) -> str:
 
 
 def _shipped(other: ChoiceTable, command: str) -> ChoiceTable:
-    """The shipped table of the other side's kernel; for a table of another name the one with products in common."""
+    """The shipped table of the other side's kernel with most products in common, those of its device models first."""
     tables = sorted(shipped_tables().glob("*.csv"))
     named = {Path(name).name for name in (other.path.name, *_table_names(other))}
-    products = {choice.key for choice in other.choices}
-    best, common = None, 0
-    of_name = [path for path in tables if path.name in named]
+    of_name = [path for path in tables if any(_same_table(path, name) for name in named)]
     of_kernel = of_name or [path for path in tables if not other.kernel or _kernel_of_table(path) == other.kernel]
+    best: ChoiceTable | None = None
+    most: tuple[int | bool, ...] = (0, 0, False)
     for path in of_kernel:
         choices = tuple(_read_rows(path))
-        found = len(products & {choice.key for choice in choices})
-        if path.name in named or found > common:
-            best, common = ChoiceTable(name=SHIPPED, path=path, kernel=other.kernel, choices=choices), found
+        common = [_common(other.choices, choices, of_device=of_device) for of_device in (True, False)]
+        rank = (*common, path.name in named)
+        if rank > most:
+            best, most = ChoiceTable(name=SHIPPED, path=path, kernel=other.kernel, choices=choices), rank
     if best is None:
         known = ", ".join(path.name for path in tables)
         kernel = other.kernel or other.path.name
@@ -142,6 +143,16 @@ def _shipped(other: ChoiceTable, command: str) -> ChoiceTable:
             raise UserError(f"{command}: shipped: {names} has no product in common with {other.name}; expected a path")
         raise UserError(f"{command}: shipped: no shipped table for {kernel}; expected one of {known}, or a path")
     return best
+
+
+def _same_table(path: Path, name: str) -> bool:
+    """True for a table's file and those with a tag after its name (`<table>_h100.csv`)."""
+    return path.name == name or path.stem.startswith(f"{Path(name).stem}_")
+
+
+def _common(first: Sequence[Choice], second: Sequence[Choice], *, of_device: bool) -> int:
+    sides = ({(choice.key, choice.device if of_device else "") for choice in side} for side in (first, second))
+    return len(set.intersection(*sides))
 
 
 def _table_names(other: ChoiceTable) -> list[str]:

@@ -24,7 +24,7 @@ from gemmpipe.family import Family, load_family, shipped_families
 from gemmpipe.family.dtypes import X_SCALE_COLUMN
 from gemmpipe.family.environment import given_tables, only_given_tables, table_variables, unused_variables
 from gemmpipe.runtime.selection_log import LOG
-from gemmpipe.tables.merge import Row, RowKey, is_provisional, merge_rows, row_key, rows_by_key
+from gemmpipe.tables.merge import MergeConflict, Row, RowKey, is_provisional, merge_rows, row_key, rows_by_key
 from gemmpipe.tables.store import read
 
 _MIN_SIMILARITY = 0.8
@@ -73,6 +73,11 @@ def _is_user_family(name: str) -> bool:
 
 _LOG = logging.getLogger("gemmpipe.runtime")
 
+_ModelKey = tuple[RowKey, str]
+"""A row's key, and the model of device that it was timed on ("": not named)."""
+_Layered = tuple[Row, Path]
+"""A row and its file."""
+
 FileStates = tuple[tuple[str, int, int], ...]
 """(path, modification time in ns, size in bytes) of files."""
 
@@ -83,6 +88,8 @@ class TableRow:
 
     row: Row
     path: Path
+    origin: Path
+    """The file, if it was given by name; else its folder: the tables of a folder are looked up as one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,14 +109,14 @@ class TunedTables:
     def find(self, device: Device, key: Iterable[Scalar]) -> Sequence[TableRow]:
         """The rows for the family's key on this device; a later one is used if an earlier one cannot run.
 
-        Of a file's rows those timed on this model of device come first: gfx and cu_num are the same on an H100 and an
-        H200.
+        Of the rows of a file, or of a folder's files, those timed on this model of device come first: gfx and cu_num
+        are the same on an H100 and an H200.
         """
         found = self.rows.get((device.gfx, device.cu_num, *key), ())
         if len(found) < 2:
             return found
-        files = groupby(found, key=lambda each: (_is_provisional(each.row), each.path))
-        return [each for _, rows in files for each in sorted(rows, key=lambda r: r.row.get("device") != device.name)]
+        origins = groupby(found, key=lambda each: (_is_provisional(each.row), each.origin))
+        return [each for _, rows in origins for each in sorted(rows, key=lambda r: r.row.get("device") != device.name)]
 
     def rows_with(self, device: Device, wanted: dict[str, Scalar]) -> list[list[Row]]:
         """The rows of each key on this device with these values, for any other columns."""
@@ -156,17 +163,18 @@ def load_tables(family: Family, only: Path | None = None) -> TunedTables:
     warn_of_misspelt_variables()
     warn_of_aiter_variables()
     tables = TunedTables(family=family, state=file_states(family))
-    for files in table_layers(family) if only is None else [[only]]:
-        first: dict[RowKey, TableRow] = {}
+    for layer, files in enumerate(table_layers(family) if only is None else [[only]]):
+        first: dict[_ModelKey, _Layered] = {}
         for path in files:
+            origin = path if layer == 0 else path.parent
             for key, rows in _answers(_rows_of(path, family, first), family):
-                tables.rows.setdefault(key, []).extend(TableRow(row=row, path=path) for row in rows)
+                tables.rows.setdefault(key, []).extend(TableRow(row=row, path=path, origin=origin) for row in rows)
     for alternatives in tables.rows.values():
         alternatives.sort(key=lambda found: _is_provisional(found.row))
     return tables
 
 
-def _rows_of(path: Path, family: Family, layer: dict[RowKey, TableRow]) -> dict[RowKey, list[Row]]:
+def _rows_of(path: Path, family: Family, layer: dict[_ModelKey, _Layered]) -> dict[RowKey, list[Row]]:
     """A file's rows by key, best first; `layer`, the first row of each key in the layer's files so far, is updated."""
     try:
         rows = read(path, family)
@@ -175,10 +183,11 @@ def _rows_of(path: Path, family: Family, layer: dict[RowKey, TableRow]) -> dict[
         return {}
     _warn_of_conflicts(rows, path, family, layer)
     found = rows_by_key(rows, family)
-    for key, (best, *_) in found.items():
+    for row in (row for alternatives in found.values() for row in alternatives):
+        key = _model_key(row, family)
         known = layer.get(key)
-        if known is None or (_is_provisional(known.row) and not _is_provisional(best)):
-            layer[key] = TableRow(row=best, path=path)
+        if known is None or (_is_provisional(known[0]) and not _is_provisional(row)):
+            layer[key] = row, path
     return found
 
 
@@ -192,18 +201,27 @@ def _answers(rows: dict[RowKey, list[Row]], family: Family) -> list[tuple[RowKey
     return [(tuple(None if i in places else v for i, v in enumerate(key)), found) for key, found in conditional]
 
 
-def _warn_of_conflicts(rows: Sequence[Row], path: Path, family: Family, layer: dict[RowKey, TableRow]) -> None:
-    before = [layer[key].row for key in dict.fromkeys(row_key(row, family) for row in rows) if key in layer]
+def _model_key(row: Row, family: Family) -> _ModelKey:
+    return row_key(row, family), str(row.get("device") or "")
+
+
+def _warn_of_conflicts(rows: Sequence[Row], path: Path, family: Family, layer: dict[_ModelKey, _Layered]) -> None:
+    """Warn of keys with two choices for one model of device, or for unnamed ones."""
+    before = [layer[key][0] for key in dict.fromkeys(_model_key(row, family) for row in rows) if key in layer]
     timed_alone = [row for row in (*before, *rows) if not _is_provisional(row)]
-    _, conflicts = merge_rows(timed_alone, [], family, min_improvement_pct=0)
+    conflicts: dict[_ModelKey, MergeConflict] = {}
+    for model in dict.fromkeys(str(row.get("device") or "") for row in timed_alone):
+        of_model = [row for row in timed_alone if str(row.get("device") or "") == model]
+        found = merge_rows(of_model, [], family, min_improvement_pct=0)[1]
+        conflicts |= {(conflict.key, model): conflict for conflict in found}
     if conflicts:
-        others = sorted({str(layer[c.key].path) for c in conflicts if c.key in layer} - {str(path)}) or [str(path)]
+        others = sorted({str(layer[key][1]) for key in conflicts if key in layer} - {str(path)}) or [str(path)]
         _LOG.warning(
             "gemmpipe: %d keys of %s have other choices in %s, which has precedence (%s)",
-            len({c.key for c in conflicts}),
+            len({key for key, _ in conflicts}),
             path,
             ", ".join(others),
-            _key_text(conflicts[0].key, family),
+            _key_text(next(iter(conflicts))[0], family),
         )
 
 

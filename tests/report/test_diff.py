@@ -171,8 +171,17 @@ def test_a_shipped_table_without_a_common_product_is_named(tmp_path: Path) -> No
     manifest = {"config": {"kernel": {"family": "a8w8_blockscale"}}, "files": ["mine.csv"], "exit_code": 0}
     (tmp_path / "manifest.json").write_text(json.dumps(manifest))
     (tmp_path / "trials.jsonl").write_text("")
-    with pytest.raises(UserError, match=f"shipped: {SHIPPED.name} has no product in common with"):
+    with pytest.raises(UserError, match=rf"shipped: {SHIPPED.name}, \w+_h100.csv has no product in common with"):
         read_sides(str(tmp_path), "shipped", "diff")
+
+
+@pytest.mark.parametrize("tag", ["", "_h100"])
+def test_the_shipped_table_of_the_same_device_model_is_compared(tag: str, tmp_path: Path) -> None:
+    """Two shipped tables of one kernel have products in common."""
+    shipped = SHIPPED.with_name(f"{SHIPPED.stem}{tag}.csv")
+    (tmp_path / SHIPPED.name).write_text("".join(shipped.read_text().splitlines(keepends=True)[:9]))
+    _, found = read_sides(str(tmp_path / SHIPPED.name), "shipped", "diff")
+    assert found.path == shipped
 
 
 @pytest.mark.parametrize(

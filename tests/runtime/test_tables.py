@@ -56,6 +56,24 @@ def test_in_a_list_the_earlier_file_wins_and_conflicts_are_reported_once(
     assert (first.read_bytes(), second.read_bytes()) == before
 
 
+def test_of_a_folder_the_rows_of_this_model_of_device_come_first(
+    row, table, tmp_path: Path, monkeypatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """gfx and cu_num are the same on an H100 and an H200, whose tables are files of one folder."""
+    here = cpu_device().name
+    mine, other = row(1, "torch", MM, device=here), row(1, "torch", COPY, device="another", us=0.1)
+    table(other, path=tmp_path / "shipped" / NAME)
+    table(mine, path=tmp_path / "shipped" / "bf16_tuned_gemm_here.csv")
+    assert _found(1) == ("bf16_tuned_gemm_here.csv", '{"method": "mm"}')
+    assert not caplog.records, "rows of two models of device are no conflict"
+    table(other, path=tmp_path / "data" / "gemmpipe" / "tuned" / NAME)
+    assert _found(1) == (NAME, '{"method": "float32_copy"}'), "the user's folder comes before the shipped one"
+    second = table(mine, path=tmp_path / "second.csv")
+    first = table(other, path=tmp_path / "first.csv")
+    monkeypatch.setenv("GEMMPIPE_CONFIG_A16W16", f"{first}:{second}")
+    assert _found(1) == ("first.csv", '{"method": "float32_copy"}'), "files that are named have an order"
+
+
 def _all(m: int) -> list[tuple[str, str]]:
     found = load_tables(FAMILY).find(cpu_device(), (m, 64, 96, False, "bfloat16", "bfloat16", False, False))
     return [(each.path.name, str(each.row["libtype"])) for each in found]

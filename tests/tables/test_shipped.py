@@ -5,10 +5,11 @@ import shutil
 from pathlib import Path
 
 import pytest
-from shipped_rows import copy_rows
+from shipped_rows import SHIPPED_DEVICE, copy_rows
 
 from gemmpipe.core.data import Device, Problem
 from gemmpipe.core.device import arch_device
+from gemmpipe.core.paths import shipped_tables
 from gemmpipe.family import load_family
 from gemmpipe.runtime.select import usable_candidate
 from gemmpipe.stages.rows import candidate_of
@@ -42,9 +43,12 @@ def test_rows_of_a_run_in_this_checkout_are_left_out(h200_tables: Path, tmp_path
 
 
 @pytest.mark.parametrize("name", SHIPPED)
-def test_every_row_names_a_kernel_that_is_still_the_same(name: str, h200_tables: Path) -> None:
+@pytest.mark.parametrize(("tag", "model"), [("", SHIPPED_DEVICE), ("_h100", "NVIDIA H100 80GB HBM3")])
+def test_every_row_names_a_kernel_that_is_still_the_same(name: str, tag: str, model: str, tmp_path: Path) -> None:
     family = load_family(name)
-    rows = store.read(h200_tables / family.csv_name, family)
+    copy_rows(shipped_tables(), tmp_path, model)
+    table = Path(family.csv_name)
+    rows = store.read(tmp_path / f"{table.stem}{tag}{table.suffix}", family)
     assert len(rows) >= 20
     for row in rows:
         device: Device = arch_device(str(row["gfx"]))
