@@ -95,10 +95,11 @@ def _expect_one_change(path: Path, family: Family, rows: list[Row]) -> None:
 
 @st.composite
 def _aiters_rows(draw: st.DrawFn, family: Family) -> list[Row]:
-    """Rows as in aiter's table of the family: its own libraries, and our other key columns at their defaults."""
+    """Rows as in aiter's table of the family: its own libraries, our other key columns as implied or by default."""
     table = family.aiter_table
     assert table is not None
     fill = family.key_defaults(KernelDefaults(dtype=None, out_dtype=None, bias=None), "gfx942")
+    fill = {**fill, **table.implied}
     own = [column for column in family.key_columns if column.name in table.columns]
     rows = []
     for key in draw(st.lists(st.tuples(*map(_values, own)), min_size=1, max_size=4, unique=True)):
