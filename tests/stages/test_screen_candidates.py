@@ -3,6 +3,7 @@
 from functools import partial
 
 import pytest
+from moe_problems import shipped_space
 
 from gemmpipe.backends.aten import Torch
 from gemmpipe.backends.cublaslt import CublasLt
@@ -13,6 +14,7 @@ from gemmpipe.core.device import cpu_device
 from gemmpipe.executors.compile_pool import CompilePool
 from gemmpipe.family import KernelDefaults, load_family
 from gemmpipe.family.space import Space
+from gemmpipe.runtime.select import fallback_candidates
 from gemmpipe.sources.inline import InlineShapes
 from gemmpipe.stages.screen.candidates import SpaceReport, list_by_family_name, list_candidates
 
@@ -51,6 +53,22 @@ def test_another_process_lists_the_same(h200: Device, no_words: KernelDefaults) 
     }
     assert len(local.candidates) > 2
     assert local.summary.excluded["candidate"]
+
+
+@pytest.mark.parametrize(("m", "own"), [(1, True), (16, False)])
+def test_the_own_kernel_that_runs_without_a_row_is_always_timed(
+    m: int, own: bool, h200: Device, no_words: KernelDefaults, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A row must not be slower than none; from two rows on a library runs then, and libraries are always timed."""
+    family = load_family("a16w16")
+    for implementation in family.implementations:
+        monkeypatch.setattr(type(implementation), "unavailable", lambda self, device: None)  # as on the GPU
+    [problem] = InlineShapes(items=[[m, 1280, 8192]]).problems(family, no_words, h200.gfx)
+    found = next(fallback_candidates(family, family.spec(problem), h200)).candidate
+    listed = [i for label in ("triton", "skinny") for i in Own(label=label).implementations(family)]
+    summary = list_candidates(problem, family, listed, h200, shipped_space("a16w16"), ()).summary
+    assert summary.default == (found if own else None)
+    assert (found in summary.required) == own
 
 
 def test_an_unavailable_backend_is_reported_once(no_words: KernelDefaults) -> None:

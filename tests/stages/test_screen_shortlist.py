@@ -30,6 +30,13 @@ def test_the_fastest_within_a_margin_of_the_fourth_are_kept() -> None:
     assert _kept(*wide) == [1.0, 10.0, 10.1, 10.2, 10.8], "nothing is checked yet: the first may compute nothing"
 
 
+def test_what_runs_without_a_row_and_incumbents_are_kept_however_slow() -> None:
+    trials = {t.candidate: t for t in [_trial("own", i, 10.0 + 10 * i) for i in range(8)]}
+    slow = _trial("own", 7, 80.0).candidate
+    assert slow not in shortlist(trials, keep=2, margin_pct=6)
+    assert slow in shortlist(trials, keep=2, margin_pct=6, always=(slow, Candidate.of("own", {"NUMBER": 99})))
+
+
 def test_of_those_slower_than_a_library_only_the_best_of_each_backend_is_kept() -> None:
     own = [_trial("own", i, 10.0 + i / 10) for i in range(8)]
     assert _kept(*own, _trial("library", 0, 6.0)) == [6.0, 10.0]

@@ -6,6 +6,7 @@ implementation's own code raised.
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from typing import TypeVar
@@ -197,10 +198,13 @@ class CandidateSummary:
     ids: frozenset[str]
     """The ids of all candidates that fit."""
     required: tuple[Candidate, ...]
-    """Candidates that every search times: the libraries', and the incumbents."""
+    """Candidates that every search times: the libraries', the incumbents, and the default."""
     excluded: Mapping[str, Sequence[str]]
     """Candidates that do not fit or cannot win: cells by column of `EXCLUDED_COLUMNS`."""
     report: SpaceReport
+    default: Candidate | None = None
+    """What the run time calls without a row, if it is an own kernel of the space: it reaches the finals, so that no row
+    is slower than none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -267,13 +271,16 @@ def list_candidates(
             else:
                 excluded.append(_excluded_row(candidate, result))
     own = {i.label for i in family.implementations}
+    defaults = _default_candidates(spec, [i for i in implementations if i.label in own], device)
+    default = next((candidate for candidate in defaults if candidate in fit), None)
     summary = CandidateSummary(
         problem=problem,
         spec=spec,
         ids=frozenset(c.id for c in fit),
-        required=tuple(c for c in fit if c.backend not in own or c in incumbents),
+        required=tuple(c for c in fit if c.backend not in own or c in incumbents or c == default),
         excluded={name: [row[i] for row in excluded] for i, name in enumerate(EXCLUDED_COLUMNS)},
         report=report,
+        default=default,
     )
     return CandidateList(
         summary=summary,
@@ -281,6 +288,15 @@ def list_candidates(
         builds={c.id: result.builds for c, result in fit.items()},
         kernel_names={c.id: result.kernel_name for c, result in fit.items()},
     )
+
+
+def _default_candidates(spec: GemmSpec, own: Sequence[Implementation], device: Device) -> Iterator[Candidate]:
+    """The default configurations of a family's own kernels for this size, in the order of runtime.select."""
+    for implementation in own:
+        with suppress(PluginError):
+            knobs = call_plugin(implementation, partial(implementation.default_config, spec, device))
+            if knobs is not None:
+                yield Candidate.of(implementation.label, knobs)
 
 
 def _filtered(

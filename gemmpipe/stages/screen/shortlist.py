@@ -20,10 +20,10 @@ def shortlist(
     *,
     keep: int,
     margin_pct: float,
-    incumbents: Collection[Candidate] = (),
+    always: Collection[Candidate] = (),
     library: Collection[str] = (),
 ) -> list[Candidate]:
-    """The fastest, the best of each backend (with and without extra weight memory), and the incumbents.
+    """The fastest, the best of each backend (with and without extra weight memory), and those of `always`.
 
     The fastest are at most `keep`, within `margin_pct` of the fourth and of the fastest library path without extra
     weight memory. Candidates with the most launches come first, as times of few launches are not comparable with these.
@@ -42,7 +42,7 @@ def shortlist(
         best.setdefault((trial.candidate.backend, trial.extra_weight_bytes > 0), trial.candidate)
     libraries = [t for t in ordered if t.candidate.backend in library]
     chosen = dict.fromkeys(c for c in [*chosen, *best.values()] if not _is_hopeless(results[c], libraries))
-    chosen.update(dict.fromkeys(c for c in incumbents if c in results))
+    chosen.update(dict.fromkeys(c for c in always if c in results))
     return list(chosen)
 
 

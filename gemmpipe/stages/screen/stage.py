@@ -177,11 +177,12 @@ class Screen(Stage):
 
     def _shortlist(self, state: ProblemState, context: Context) -> list[Candidate]:
         """The finalists of a problem by itself."""
+        default = state.summary.default
         return shortlist(
             state.results,
             keep=self.keep,
             margin_pct=self.margin_pct,
-            incumbents=context.incumbents.get(state.problem.id, ()),
+            always=(*context.incumbents.get(state.problem.id, ()), *([] if default is None else [default])),
             library=context.family.baseline,
         )
 
