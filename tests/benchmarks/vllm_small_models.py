@@ -126,11 +126,11 @@ def adapter(config: dict[str, Any]) -> tuple[dict[str, Any], Tensors]:
 
 def write_small(folder: Path, names: Iterable[str]) -> None:
     """`MODEL/a`, `MODEL/b` and `MODEL/adapter` for each model that the folder does not have, and the products."""
-    from safetensors.torch import save_file
-
     for name in names:
         if (folder / name / "complete").is_file():
             continue
+        from safetensors.torch import save_file
+
         shutil.rmtree(folder / name, ignore_errors=True)
         config = SMALL[name]
         for part, seed in CHECKPOINTS.items():
