@@ -407,19 +407,22 @@ def test_a_process_that_never_starts_is_a_one_line_error(monkeypatch: pytest.Mon
     """The forkserver is killed at every request for a process, before it forks."""
     monkeypatch.setattr("gemmpipe.bench.forkserver.RETRY_PAUSES_S", (0.0, 0.1))
     kind = type(forkserver().Process(target=print))
-    start, stopped_pids = kind.start, []
+    start, read, stopped_pids = kind.start, server.read_signed, []
 
     def stopped(process: Any) -> None:
         forkserver()
         pid = _server()
         os.kill(pid, signal.SIGSTOP)
         stopped_pids.append(pid)
-        threading.Timer(
-            1.5, os.kill, (pid, signal.SIGKILL)
-        ).start()  # the request is sent until then, also on a busy machine
         start(process)
 
+    def killed(answer: int) -> int:
+        """The request is sent, its answer is awaited."""
+        os.kill(stopped_pids[-1], signal.SIGKILL)
+        return read(answer)
+
     monkeypatch.setattr(kind, "start", stopped)
+    monkeypatch.setattr(server, "read_signed", killed)
     with pytest.raises(EnvironmentProblem, match="no process can be started: "):
         ForkedProcess(print, ())
     assert len(set(stopped_pids)) == 3
