@@ -91,7 +91,8 @@ def _parse(path: Path, family: Family) -> ParsedTable:
     sheet = ParsedTable(extra=extra, missing_columns=missing)
     for line, cells in lines:
         where = f"{path}:{line}"
-        if len(header) > len(cells) >= shortest:
+        # A row that lost a comma is short too: its last cell of ours is then another program's, mostly empty.
+        if len(header) > len(cells) >= shortest > 0 and cells[shortest - 1]:
             cells = [*cells, *[""] * (len(header) - len(cells))]
         if len(cells) != len(header):
             raise UserError(f"{where}: {len(cells)} cells, expected {len(header)} as in the header; {_REPAIR_HINT}")

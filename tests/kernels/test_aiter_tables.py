@@ -121,6 +121,9 @@ def test_a_row_that_lacks_cells_of_other_programs_alone_is_read(tmp_path: Path) 
     path.write_text(f"{header},_tag,other\n{line},x,y\n{line.replace('34,1', '35,1')},x\n")
     first, second = store.read(path, load_family(name))
     assert (first["_tag"], second["_tag"], second["other"], second["solidx"]) == ("x", "x", None, 35)
+    path.write_text(f"{header},_tag\n{line.replace('34,1', '341')},\n")  # a lost comma
+    with pytest.raises(UserError, match="13 cells, expected 14 as in the header"):
+        store.read(path, load_family(name))
     path.write_text(f"{header}\n{line.rpartition(',')[0]}\n")
     with pytest.raises(UserError, match="12 cells, expected 13 as in the header"):
         store.read(path, load_family(name))
