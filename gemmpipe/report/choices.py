@@ -16,6 +16,7 @@ from gemmpipe.core.paths import shipped_tables
 from gemmpipe.core.schema import RESULT, SELECTIONS
 from gemmpipe.report.last_run import LAST, find_finished
 from gemmpipe.report.run_folder import nothing_timed, read_manifest
+from gemmpipe.tables.file_names import is_table_file
 from gemmpipe.tables.merge import Row, used_rows
 
 SHIPPED = "shipped"
@@ -125,7 +126,7 @@ def _shipped(other: ChoiceTable, command: str) -> ChoiceTable:
     """The shipped table of the other side's kernel with most products in common, those of its device models first."""
     tables = sorted(shipped_tables().glob("*.csv"))
     named = {Path(name).name for name in (other.path.name, *_table_names(other))}
-    of_name = [path for path in tables if any(_same_table(path, name) for name in named)]
+    of_name = [path for path in tables if any(is_table_file(path.name, name) for name in named)]
     of_kernel = of_name or [path for path in tables if not other.kernel or _kernel_of_table(path) == other.kernel]
     best: ChoiceTable | None = None
     most: tuple[int | bool, ...] = (0, 0, False)
@@ -143,11 +144,6 @@ def _shipped(other: ChoiceTable, command: str) -> ChoiceTable:
             raise UserError(f"{command}: shipped: {names} has no product in common with {other.name}; expected a path")
         raise UserError(f"{command}: shipped: no shipped table for {kernel}; expected one of {known}, or a path")
     return best
-
-
-def _same_table(path: Path, name: str) -> bool:
-    """True for a table's file and those with a tag after its name (`<table>_h100.csv`)."""
-    return path.name == name or path.stem.startswith(f"{Path(name).stem}_")
 
 
 def _common(first: Sequence[Choice], second: Sequence[Choice], *, of_device: bool) -> int:

@@ -6,9 +6,8 @@ Also warnings about environment variables that look like those of a family's tab
 import difflib
 import logging
 import os
-import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -24,7 +23,8 @@ from gemmpipe.family import Family, load_family, shipped_families
 from gemmpipe.family.dtypes import X_SCALE_COLUMN
 from gemmpipe.family.environment import given_tables, only_given_tables, table_variables, unused_variables
 from gemmpipe.runtime.selection_log import LOG
-from gemmpipe.tables.merge import MergeConflict, Row, RowKey, is_provisional, merge_rows, row_key, rows_by_key
+from gemmpipe.tables.file_names import is_table_file
+from gemmpipe.tables.merge import Row, RowKey, is_provisional, merge_rows, rows_by_key
 from gemmpipe.tables.store import read
 
 _MIN_SIMILARITY = 0.8
@@ -72,11 +72,6 @@ def _is_user_family(name: str) -> bool:
 
 
 _LOG = logging.getLogger("gemmpipe.runtime")
-
-_ModelKey = tuple[RowKey, str]
-"""A row's key, and the model of device that it was timed on ("": not named)."""
-_Layered = tuple[Row, Path]
-"""A row and its file."""
 
 FileStates = tuple[tuple[str, int, int], ...]
 """(path, modification time in ns, size in bytes) of files."""
@@ -138,10 +133,9 @@ def table_layers(family: Family) -> list[list[Path]]:
 
 
 def _model_tables(default: Path) -> list[Path]:
-    named = re.compile(rf"([^.].*_)?{re.escape(default.stem)}(_.*)?\.csv")
-    models = [path for path in default.parent.glob(f"*{default.stem}*.csv") if named.fullmatch(path.name)]
+    models = [path for path in default.parent.glob(f"*{default.stem}*.csv") if is_table_file(path.name, default.name)]
     files = dict.fromkeys((default, *sorted(models)))
-    return [path for path in files if path.is_file() and "untuned" not in path.name]
+    return [path for path in files if path.is_file()]
 
 
 def file_states(family: Family) -> FileStates:
@@ -164,34 +158,32 @@ def load_tables(family: Family, only: Path | None = None) -> TunedTables:
     warn_of_aiter_variables()
     tables = TunedTables(family=family, state=file_states(family))
     for layer, files in enumerate(table_layers(family) if only is None else [[only]]):
-        first: dict[_ModelKey, _Layered] = {}
+        earlier: dict[RowKey, list[TableRow]] = {}
         for path in files:
             origin = path if layer == 0 else path.parent
-            for key, rows in _answers(_rows_of(path, family, first), family):
-                tables.rows.setdefault(key, []).extend(TableRow(row=row, path=path, origin=origin) for row in rows)
+            found = _rows_of(path, origin, family)
+            _warn_of_conflicts(found, path, family, earlier)
+            for key, rows in found.items():
+                earlier.setdefault(key, []).extend(rows)
+            for key, rows in _answers(found, family):
+                tables.rows.setdefault(key, []).extend(rows)
     for alternatives in tables.rows.values():
         alternatives.sort(key=lambda found: _is_provisional(found.row))
     return tables
 
 
-def _rows_of(path: Path, family: Family, layer: dict[_ModelKey, _Layered]) -> dict[RowKey, list[Row]]:
-    """A file's rows by key, best first; `layer`, the first row of each key in the layer's files so far, is updated."""
+def _rows_of(path: Path, origin: Path, family: Family) -> dict[RowKey, list[TableRow]]:
+    """A file's rows by key, best first."""
     try:
         rows = read(path, family)
     except UserError as error:
         _LOG.warning("gemmpipe: a tuned table is left out: %s", error)
         return {}
-    _warn_of_conflicts(rows, path, family, layer)
-    found = rows_by_key(rows, family)
-    for row in (row for alternatives in found.values() for row in alternatives):
-        key = _model_key(row, family)
-        known = layer.get(key)
-        if known is None or (_is_provisional(known[0]) and not _is_provisional(row)):
-            layer[key] = row, path
-    return found
+    by_key = rows_by_key(rows, family).items()
+    return {key: [TableRow(row=row, path=path, origin=origin) for row in found] for key, found in by_key}
 
 
-def _answers(rows: dict[RowKey, list[Row]], family: Family) -> list[tuple[RowKey, list[Row]]]:
+def _answers(rows: dict[RowKey, list[TableRow]], family: Family) -> list[tuple[RowKey, list[TableRow]]]:
     """The rows with the keys of the calls that they answer: without conditions; rows timed under one come first."""
     # A row's key begins with gfx and cu_num.
     places = [i for i, column in enumerate(family.key_columns, 2) if column.condition]
@@ -201,27 +193,27 @@ def _answers(rows: dict[RowKey, list[Row]], family: Family) -> list[tuple[RowKey
     return [(tuple(None if i in places else v for i, v in enumerate(key)), found) for key, found in conditional]
 
 
-def _model_key(row: Row, family: Family) -> _ModelKey:
-    return row_key(row, family), str(row.get("device") or "")
-
-
-def _warn_of_conflicts(rows: Sequence[Row], path: Path, family: Family, layer: dict[_ModelKey, _Layered]) -> None:
-    """Warn of keys with two choices for one model of device, or for unnamed ones."""
-    before = [layer[key][0] for key in dict.fromkeys(_model_key(row, family) for row in rows) if key in layer]
-    timed_alone = [row for row in (*before, *rows) if not _is_provisional(row)]
-    conflicts: dict[_ModelKey, MergeConflict] = {}
-    for model in dict.fromkeys(str(row.get("device") or "") for row in timed_alone):
-        of_model = [row for row in timed_alone if str(row.get("device") or "") == model]
-        found = merge_rows(of_model, [], family, min_improvement_pct=0)[1]
-        conflicts |= {(conflict.key, model): conflict for conflict in found}
-    if conflicts:
-        others = sorted({str(layer[key][1]) for key in conflicts if key in layer} - {str(path)}) or [str(path)]
+def _warn_of_conflicts(
+    rows: Mapping[RowKey, Sequence[TableRow]], path: Path, family: Family, earlier: Mapping[RowKey, Sequence[TableRow]]
+) -> None:
+    """Warn of keys with two choices for one model of device; a row that names none may be of each."""
+    first: dict[RowKey, Path] = {}
+    for key, found in rows.items():
+        alone = [each for each in (*earlier.get(key, ()), *found) if not _is_provisional(each.row)]
+        if len(alone) < 2:
+            continue
+        for model in {str(each.row["device"]) for each in alone if each.row.get("device")} or {""}:
+            of_model = [each for each in alone if (each.row.get("device") or model) == model]
+            if merge_rows([each.row for each in of_model], [], family, min_improvement_pct=0)[1]:
+                first.setdefault(key, of_model[0].path)
+    if first:
+        others = sorted({str(other) for other in first.values()} - {str(path)}) or [str(path)]
         _LOG.warning(
             "gemmpipe: %d keys of %s have other choices in %s, which has precedence (%s)",
-            len({key for key, _ in conflicts}),
+            len(first),
             path,
             ", ".join(others),
-            _key_text(next(iter(conflicts))[0], family),
+            _key_text(next(iter(first)), family),
         )
 
 

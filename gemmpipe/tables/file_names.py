@@ -25,6 +25,12 @@ def family_of_file_name(name: str, families: Mapping[str, Family]) -> str | None
     return stems[max(matching, key=len)] if matching else None
 
 
+def is_table_file(name: str, table: str) -> bool:
+    """True for a tuned table's own name, and with a model before or a tag after it: `<model>_<table>_<tag>.csv`."""
+    stem = re.escape(Path(table).stem)
+    return "untuned" not in name and re.fullmatch(rf"([^.].*_)?{stem}(_.*)?\.csv", name) is not None
+
+
 def kernel_of_table_name(path: Path) -> str | None:
     """The shipped family that the table's name gives; None if commands that read it need `kernel=FAMILY`."""
     return family_of_file_name(path.name, {name: load_family(name) for name in shipped_families()})

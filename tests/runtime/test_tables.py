@@ -66,6 +66,9 @@ def test_of_a_folder_the_rows_of_this_model_of_device_come_first(
     table(mine, path=tmp_path / "shipped" / "bf16_tuned_gemm_here.csv")
     assert _found(1) == ("bf16_tuned_gemm_here.csv", '{"method": "mm"}')
     assert not caplog.records, "rows of two models of device are no conflict"
+    table(row(1, "torch", COPY), path=tmp_path / "shipped" / "bf16_tuned_gemm_unnamed.csv")
+    assert _found(1) == ("bf16_tuned_gemm_here.csv", '{"method": "mm"}')
+    assert any("have other choices" in record.getMessage() for record in caplog.records), "it may be of this model"
     table(other, path=tmp_path / "data" / "gemmpipe" / "tuned" / NAME)
     assert _found(1) == (NAME, '{"method": "float32_copy"}'), "the user's folder comes before the shipped one"
     second = table(mine, path=tmp_path / "second.csv")

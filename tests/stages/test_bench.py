@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from search_setup import EXHAUSTIVE
+from stage_contexts import stage_context
 
 from gemmpipe import journal
 from gemmpipe.bench.finals import FinalsJob
@@ -13,13 +13,10 @@ from gemmpipe.bench.jobs import Job
 from gemmpipe.bench.screening import ScreenJob
 from gemmpipe.bench.timer import Timer
 from gemmpipe.core.data import Candidate, Device, Problem, Status, Trial
-from gemmpipe.core.events import Events
 from gemmpipe.executors import JobResult
 from gemmpipe.family import Family, KernelDefaults
-from gemmpipe.family.space import Space
-from gemmpipe.journal import Journal, Record
+from gemmpipe.journal import Journal
 from gemmpipe.search import TrialRequest
-from gemmpipe.sources.inline import InlineShapes
 from gemmpipe.stages import Context
 from gemmpipe.stages.bench import _FinalsProgress
 
@@ -39,28 +36,7 @@ JOB = FinalsJob(
 
 @pytest.fixture
 def context(tmp_path: Path, blockscale: Family, no_words: KernelDefaults, h200: Device) -> Context:
-    return Context(
-        family=blockscale,
-        defaults=no_words,
-        source=InlineShapes(items=[]),
-        formats=(),
-        output=tmp_path,
-        device=h200,
-        retune=False,
-        events=Events(),
-        run_id="r",
-        run_dir=tmp_path / "run",
-        provenance={},
-        space=Space(axes={}, when=(), pinned=()),
-        search=EXHAUSTIVE,
-        implementations=(),
-        incumbents={},
-        policy="p",
-        journal=Journal(tmp_path),
-        record=Record(),
-        pool_or_none=None,
-        check=lambda: None,
-    )
+    return stage_context(tmp_path, blockscale, no_words, h200)
 
 
 def _trial(candidate: Candidate, launches: int = 3) -> Trial:

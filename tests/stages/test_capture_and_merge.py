@@ -6,17 +6,15 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from search_setup import EXHAUSTIVE
+from stage_contexts import stage_context
 
 from gemmpipe.core.data import Device
 from gemmpipe.core.errors import UserError
 from gemmpipe.core.events import Event, Events
 from gemmpipe.core.schema import SELECTIONS
 from gemmpipe.family import Family, KernelDefaults
-from gemmpipe.family.space import Space
 from gemmpipe.formats.native import NativeCsv
 from gemmpipe.formats.triton_json import TritonJson
-from gemmpipe.journal import Journal, Record
 from gemmpipe.sources.inline import InlineShapes
 from gemmpipe.stages import Context
 from gemmpipe.stages.capture import Capture
@@ -30,30 +28,18 @@ def events() -> list[Event]:
 
 @pytest.fixture
 def context(tmp_path: Path, blockscale: Family, no_words: KernelDefaults, h200: Device, events: list[Event]) -> Context:
-    return Context(
-        family=blockscale,
-        defaults=no_words,
+    return stage_context(
+        tmp_path,
+        blockscale,
+        no_words,
+        h200,
         source=InlineShapes(items=[{"M": [1, 64], "N": 16, "K": 128, "weight": 3}]),
         formats=(
             ("csv", NativeCsv(file=None, sort=False)),
             ("triton_json", TritonJson(device_name=None, buckets="aiter")),
         ),
-        output=tmp_path / "tuned",
-        device=h200,
-        retune=False,
         events=Events(listeners=[events.append]),
         run_id="r1",
-        run_dir=tmp_path / "run",
-        provenance={},
-        space=Space(axes={}, when=(), pinned=()),
-        search=EXHAUSTIVE,
-        implementations=(),
-        incumbents={},
-        policy="p",
-        journal=Journal(tmp_path / "run"),
-        record=Record(),
-        pool_or_none=None,
-        check=lambda: None,
     )
 
 

@@ -4,17 +4,13 @@ from pathlib import Path
 
 import pytest
 from moe_problems import FMOE
-from search_setup import EXHAUSTIVE
+from stage_contexts import stage_context
 
 from gemmpipe.core.data import Candidate, Device, Problem
-from gemmpipe.core.events import Events
 from gemmpipe.family import KernelDefaults
 from gemmpipe.family.problem import make_problem
-from gemmpipe.family.space import Space
 from gemmpipe.formats.engine_json import Sglang
-from gemmpipe.journal import Journal, Record
 from gemmpipe.kernels.fmoe._engine import ENGINES
-from gemmpipe.sources.inline import InlineShapes
 from gemmpipe.stages import Context, EngineTarget
 from gemmpipe.stages.engine.files import engine_shape_group
 
@@ -24,28 +20,7 @@ TARGET = EngineTarget(name="sglang", format=Sglang(device_name="NVIDIA_H200"), i
 
 @pytest.fixture
 def context(tmp_path: Path, no_words: KernelDefaults, h200: Device) -> Context:
-    return Context(
-        family=FMOE,
-        defaults=no_words,
-        source=InlineShapes(items=[]),
-        formats=(),
-        output=tmp_path / "tuned",
-        device=h200,
-        retune=False,
-        events=Events(listeners=[]),
-        run_id="r1",
-        run_dir=tmp_path / "run",
-        provenance={},
-        space=Space(axes={}, when=(), pinned=()),
-        search=EXHAUSTIVE,
-        implementations=(),
-        incumbents={},
-        policy="p",
-        journal=Journal(tmp_path / "run"),
-        record=Record(),
-        pool_or_none=None,
-        check=lambda: None,
-    )
+    return stage_context(tmp_path, FMOE, no_words, h200)
 
 
 def _problem(tokens: int, context: Context) -> Problem:

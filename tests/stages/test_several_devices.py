@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from search_setup import EXHAUSTIVE
+from stage_contexts import stage_context
 
 from gemmpipe import journal as journals
 from gemmpipe.backends.aten import Torch
@@ -23,7 +23,6 @@ from gemmpipe.executors.local import Local, LocalPool
 from gemmpipe.family import KernelDefaults, load_family
 from gemmpipe.family.space import Space
 from gemmpipe.journal import Journal
-from gemmpipe.sources.inline import InlineShapes
 from gemmpipe.stages import Context
 from gemmpipe.stages.bench import Bench
 from gemmpipe.stages.screen.stage import Screen
@@ -69,27 +68,16 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watched]:
 
 def _context(folder: Path, pool: LocalPool, no_words: KernelDefaults) -> Context:
     family = load_family("faulty")
-    return Context(
-        family=family,
-        defaults=no_words,
-        source=InlineShapes(items=[]),
-        formats=(),
-        output=folder,
-        device=pool.devices[0],
-        retune=False,
-        events=Events(),
-        run_id="r",
-        run_dir=folder / "run",
-        provenance={},
+    return stage_context(
+        folder,
+        family,
+        no_words,
+        pool.devices[0],
         space=Space(axes={"KIND": ("right",), "PACE_MS": (0, 1, 2)}, when=(), pinned=()),
-        search=EXHAUSTIVE,
         implementations=(*family.implementations, *Torch().implementations(family)),
-        incumbents={},
-        policy="p",
         journal=Journal(folder),
         record=journals.read(folder),
         pool_or_none=pool,
-        check=lambda: None,
         problems=PROBLEMS,
     )
 
