@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from gemmpipe.core.errors import UserError as UserError
     from gemmpipe.runtime.patch import patch as patch
 
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"
 __all__ = ["EnvironmentProblem", "GemmpipeError", "RunResult", "UserError", "get_arch", "load", "patch", "run"]
 _MODULES = {
     "EnvironmentProblem": "gemmpipe.core.errors",

@@ -1,10 +1,13 @@
-"""Links and paths in the documents exist, the README keeps its two commands, the changelog one line per entry."""
+"""Links and paths in the documents exist; the README keeps its two commands; changelog and version agree."""
 
 import re
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from gemmpipe import __version__
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
@@ -60,6 +63,36 @@ def test_an_entry_of_the_changelog_is_one_line() -> None:
     assert [line for line in lines if line.startswith("- ") and len(line) > 120] == []
     entries = lines[lines.index("## [Unreleased]") :]
     assert [line for line in entries if line and not line.startswith(("- ", "#"))] == []
+
+
+def test_the_version_is_after_the_last_release() -> None:
+    """A development version while the changelog has unreleased entries, else the newest released one."""
+    text = (ROOT / "CHANGELOG.md").read_text()
+    released = re.findall(r"^## \[(\d+\.\d+\.\d+)\] - \d{4}-\d\d-\d\d$", text, re.MULTILINE)
+    unreleased = text.partition("## [Unreleased]")[2].partition("\n## ")[0].strip()
+    base, _, suffix = __version__.partition(".dev")
+    assert released == sorted(released, key=_numbers, reverse=True)
+    if unreleased:
+        assert suffix.isdigit()
+        assert _numbers(base) > _numbers(released[0])
+    else:
+        assert __version__ == released[0]
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split("."))
+
+
+def test_the_package_has_one_version() -> None:
+    """The distribution takes it from the package; no other file states it."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    assert project["project"]["dynamic"] == ["version"]
+    assert project["tool"]["hatch"]["version"] == {"path": "gemmpipe/__init__.py"}
+    stated = re.compile(rf"(?<![\d.]){re.escape(__version__)}(?![\d.])")
+    files = [path for folder in ("gemmpipe", "conf", "pipelines") for path in (ROOT / folder).rglob("*.[py]*")]
+    assert [path for path in files if path.suffix in {".py", ".yaml"} and stated.search(path.read_text())] == [
+        ROOT / "gemmpipe" / "__init__.py"
+    ]
 
 
 def test_the_readme_leads_to_the_pages() -> None:

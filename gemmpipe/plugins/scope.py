@@ -79,7 +79,7 @@ class Takeover:
 
 
 def start_line(engine: str, device: str, takeovers: Sequence[Takeover], errors: Sequence[str] = ()) -> str:
-    """`gemmpipe 0.1.0 in vLLM 0.25.1 on NVIDIA H200: takes over ...; leaves ... to the engine`.
+    """`gemmpipe 0.2.0 in vLLM 0.25.1 on NVIDIA H200: takes over ...; leaves ... to the engine`.
 
     `engine` has the engine's version. Kinds that are left for the same reason are named together.
     """
@@ -97,5 +97,5 @@ def start_line(engine: str, device: str, takeovers: Sequence[Takeover], errors: 
 
 
 def inactive_line(engine: str, reason: str, errors: Sequence[str] = ()) -> str:
-    """The line of a plug-in that changes nothing: `gemmpipe 0.1.0 in vLLM 0.25.1: does nothing (off)`."""
+    """The line of a plug-in that changes nothing: `gemmpipe 0.2.0 in vLLM 0.25.1: does nothing (off)`."""
     return f"gemmpipe {gemmpipe.__version__} in {engine}: {'; '.join((f'does nothing ({reason})', *errors))}"

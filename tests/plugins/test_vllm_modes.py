@@ -19,7 +19,7 @@ STAND_IN = """
 import gzip, json, os, sys, time
 folder, mode, result = sys.argv[1], sys.argv[sys.argv.index("--mode") + 1], sys.argv[sys.argv.index("--result") + 1]
 model, scope = os.path.basename(folder), os.environ["GEMMPIPE_VLLM"]
-print("(EngineCore) INFO [vllm.py:1] gemmpipe 0.1.0 in vLLM 0.25.1 on NVIDIA H100: takes over linear", flush=True)
+print("(EngineCore) INFO [vllm.py:1] gemmpipe 0.2.0 in vLLM 0.25.1 on NVIDIA H100: takes over linear", flush=True)
 if model == "dense_bf16" and mode == "eager" and scope != "off":
     print("RuntimeError: CUDA error: an illegal memory access was encountered", flush=True)
     sys.exit(1)
@@ -79,8 +79,8 @@ def test_each_step_is_compared_with_the_plugin_off(folder: Path, capsys: pytest.
     assert not any(step == "again" for _, _, _, step in found)
     assert (folder / "dense_fp8-tp2-on.log").read_text().splitlines()[-1] == "0,1"
     printed = capsys.readouterr().out
-    assert "gemmpipe 0.1.0 in vLLM 0.25.1 on NVIDIA H100: takes over linear" in printed
-    assert len(printed[printed.index("gemmpipe 0.1.0") :].splitlines()) <= 40
+    assert "gemmpipe 0.2.0 in vLLM 0.25.1 on NVIDIA H100: takes over linear" in printed
+    assert len(printed[printed.index("gemmpipe 0.2.0") :].splitlines()) <= 40
     assert vllm_modes.main([*given, "--print", "--modes", "tp2"]) == 1
     assert table(folder).keys() == {key for key in found if key[1] == "tp2"}
 
