@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from gemmpipe.core.errors import EXIT_INTERRUPTED, GemmpipeError, UserError, short_repr
 from gemmpipe.core.events import counted
 from gemmpipe.core.files import MAX_MANIFEST_BYTES, read_object
-from gemmpipe.core.paths import MANIFEST, RUNS, SELECTIONS
+from gemmpipe.core.paths import MANIFEST, REPORT, RUNS, SELECTIONS
 from gemmpipe.core.shell import shell_join
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ class RunResult:
         """
         from gemmpipe.report import html
 
-        page = self.folder / "report.html" if path is None else _path("report", path)
+        page = self.folder / REPORT if path is None else _path("report", path)
         html.write(self._data(), page)
         return page
 

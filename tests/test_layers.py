@@ -48,7 +48,6 @@ SHORT = {
     "cli/errors.py": "loaded without Hydra",
     "core/shell.py": "read by sources and by the command line",
     "engines/packages.py": "names and folders, read by formats and by the command line",
-    "family/aiter_table.py": "the layout of another program's tables",
     "family/dtypes.py": "names of dtypes; imported everywhere, so without torch",
     "family/layouts.py": "layouts of weights",
     "fmoe/_overlapped_kernel.py": "launches of another module's kernels, whose source tables are valid for",

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 from gemmpipe.backends.aiter_ck import Ck, fp4_launch, prepare_fp4, row_or_block_scales
 from gemmpipe.backends.aiter_package import (
-    FP4,
     GFX,
     SPLITS,
     AiterBackend,
@@ -24,7 +23,7 @@ from gemmpipe.backends.aiter_package import (
 )
 from gemmpipe.core.data import Device, Knobs, Scalar
 from gemmpipe.family import Family, GemmSpec, Implementation, Inputs, Launch, Prepared, Weights
-from gemmpipe.family.dtypes import FP8_DTYPES
+from gemmpipe.family.dtypes import FP4, FP8_DTYPES
 from gemmpipe.family.layouts import ROW_MAJOR, TILES_16X16
 from gemmpipe.templates.tiled import ceil_div
 

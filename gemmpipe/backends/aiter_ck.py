@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 from gemmpipe.backends import aiter_moe
 from gemmpipe.backends.aiter_package import (
-    FP4,
     GFX,
     SPLITS,
     AiterBackend,
@@ -26,7 +25,7 @@ from gemmpipe.backends.scaled_mm import no_copy, scales_in_order
 from gemmpipe.core.data import Device, Knobs, Scalar
 from gemmpipe.core.spec import COLUMN, ROW
 from gemmpipe.family import GemmSpec, Inputs, Launch, Prepared, Weights, layouts
-from gemmpipe.family.dtypes import DTYPES_16BIT, FP8_DTYPES
+from gemmpipe.family.dtypes import DTYPES_16BIT, FP4, FP8_DTYPES
 from gemmpipe.family.layouts import ROW_MAJOR, TILES_16X16
 from gemmpipe.templates.tiled import ceil_div
 

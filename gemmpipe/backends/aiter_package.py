@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 SPLITS = "NUM_KSPLIT"
 GFX = ("gfx942", "gfx950")
-FP4 = "float4_e2m1fn_x2"
 _SCALE_ROWS, _SCALE_COLUMNS = 256, 8
 """aiter pads the scales of fp4 operands to multiples of these."""
 

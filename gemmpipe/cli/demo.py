@@ -11,6 +11,7 @@ from gemmpipe.cli.command_line import CommandLine
 from gemmpipe.cli.commands import options
 from gemmpipe.cli.run_list import is_true
 from gemmpipe.core.errors import UserError
+from gemmpipe.core.paths import REPORT
 from gemmpipe.core.shell import shell_quote
 from gemmpipe.core.text_table import Column, aligned, fold_width, terminal_width
 from gemmpipe.core.units import duration_text, percent_text, speedup_text, time_text
@@ -29,7 +30,6 @@ is measured on this machine; tables refuse its rows, and later runs do not learn
   folder=DIR       write the run there; a folder that does not exist
 """
 _DEFAULTS: Mapping[str, str] = {"open": "", "folder": ""}
-REPORT = "report.html"
 
 
 def run(line: CommandLine) -> int:

@@ -13,6 +13,7 @@ from gemmpipe.cli.request import RunRequest
 from gemmpipe.cli.runs import remove_empty_run
 from gemmpipe.core.errors import EXIT_INTERRUPTED, GemmpipeError
 from gemmpipe.core.events import Events
+from gemmpipe.core.paths import REPORT
 from gemmpipe.core.renamed import take_notices
 from gemmpipe.core.torch_build import may_have_gpu
 from gemmpipe.listeners import failed
@@ -73,7 +74,6 @@ def run_job(cfg: "DictConfig", request: RunRequest) -> int:
     return code
 
 
-REPORT = "report.html"
 _TIMING_STAGES = {"screen", "bench", "lineup", "engine"}
 """Stages that start processes: where the driver asks torch for a GPU, their imports run while it imports torch."""
 

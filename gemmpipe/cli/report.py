@@ -12,7 +12,7 @@ from gemmpipe.cli.command_line import WATCH, CommandLine
 from gemmpipe.cli.commands import options
 from gemmpipe.cli.folders import ConfigFolders
 from gemmpipe.core.errors import UserError
-from gemmpipe.core.paths import RUNS
+from gemmpipe.core.paths import REPORT, RUNS
 from gemmpipe.journal import NAME as JOURNAL
 from gemmpipe.report.last_run import LAST, TO_WATCH, WITH_PRODUCTS, last_run
 from gemmpipe.report.run_folder import RUNNING, describe_run, is_run
@@ -40,7 +40,6 @@ In a run, `report=true` writes the report at its end, and opens it by the same r
 _DEFAULTS: Mapping[str, str] = {"out": "", "watch": "false", "kernel": "", "open": ""}
 REFRESH_S = 5
 """Seconds between two versions of a watched report."""
-REPORT = "report.html"
 
 
 def run(line: CommandLine) -> int:

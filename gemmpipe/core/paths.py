@@ -17,8 +17,8 @@ PACKAGE = Path(__file__).resolve().parent.parent
 CHECKOUT = PACKAGE.parent if (PACKAGE.parent / "pyproject.toml").is_file() else None
 RUNS = Path("outputs/runs")
 """The folder of runs, relative to the working directory."""
-MANIFEST, SELECTIONS, PROBLEMS = "manifest.json", "selections.csv", "problems.csv"
-"""Files of a run's folder: facts of the run, its choices, its problems. The journal is `gemmpipe.journal.NAME`."""
+MANIFEST, SELECTIONS, PROBLEMS, REPORT = "manifest.json", "selections.csv", "problems.csv", "report.html"
+"""Files of a run's folder: facts of the run, choices, problems, page. The journal is `gemmpipe.journal.NAME`."""
 TABLES_PREFIX = "GEMMPIPE_CONFIG_"
 PRIVATE_MODE = 0o600
 """The mode of a file that only its owner may read and write."""

@@ -1,5 +1,8 @@
 """Columns of the tables between stages, and of a native tuned table."""
 
+DEVICE_COLUMNS = ("gfx", "cu_num")
+"""Columns of the device in tables of all programs; the family's key columns follow."""
+
 PROBLEMS = ("problem", "weight", "layer")
 """Plus the family's key columns."""
 

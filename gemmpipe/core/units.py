@@ -8,6 +8,8 @@ from collections.abc import Sequence
 
 MISSING = "-"
 """The text of a value that was not measured."""
+MIN_SHOWN_S = 0.05
+"""Durations have one decimal: less is 0.0."""
 _BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _RATE_PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from gemmpipe.core.data import Scalar
 from gemmpipe.core.errors import UserError
+from gemmpipe.core.schema import DEVICE_COLUMNS
 
 RESULT_COLUMNS = ("kernelId", "splitK", "us", "kernelName", "tflops", "bw", "errRatio")
 """The columns after the key, and after `libtype` in tables of several libraries."""
@@ -60,7 +61,7 @@ def render(rows: Iterable[Mapping[str, Scalar]], table: AiterTable, dtypes: Iter
     named = set(dtypes)
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(("gfx", "cu_num", *table.columns))
+    writer.writerow((*DEVICE_COLUMNS, *table.columns))
     for row in rows:
         writer.writerow([row["gfx"], row["cu_num"], *(_text(row, name, table, named) for name in table.columns)])
     return out.getvalue()

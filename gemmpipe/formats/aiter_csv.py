@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from gemmpipe.core.data import Scalar, is_plausible_time_us
 from gemmpipe.core.events import counted
-from gemmpipe.core.schema import RECORDED, RESULT
+from gemmpipe.core.schema import DEVICE_COLUMNS, RECORDED, RESULT
 from gemmpipe.family import Family, KernelDefaults
 from gemmpipe.family.aiter_table import render
 from gemmpipe.family.dtypes import DTYPES_16BIT
@@ -54,7 +54,7 @@ class AiterCsv(Format):
             target.warn(f"aiter: no table of {family.name}")
             return []
         own = selections[selections["format"].fillna("") == ""]
-        names = ["gfx", "cu_num", *(column.name for column in family.key_columns), *RESULT]
+        names = [*DEVICE_COLUMNS, *(column.name for column in family.key_columns), *RESULT]
         rows = [dict(zip(names, values, strict=True)) for values in own[names].itertuples(index=False, name=None)]
         reasons = [_unfit_reason(row, family) for row in rows]
         kept = own[[not reason for reason in reasons]]

@@ -14,7 +14,7 @@ from gemmpipe.core.artifact import locked, read_runs, read_runs_or_reset, sideca
 from gemmpipe.core.errors import UserError, printable
 from gemmpipe.core.events import counted
 from gemmpipe.core.paths import write_atomic
-from gemmpipe.core.schema import RECORDED, RESULT
+from gemmpipe.core.schema import DEVICE_COLUMNS, RECORDED, RESULT
 from gemmpipe.family import Family
 from gemmpipe.formats import Format, Target, typed_rows
 from gemmpipe.tables import store
@@ -69,7 +69,7 @@ def unite_into(
 
 
 def _entries(family: Family, selections: "pd.DataFrame") -> Iterable[TableEntry]:
-    names = ["gfx", "cu_num", *(column.name for column in family.key_columns), *RESULT]
+    names = [*DEVICE_COLUMNS, *(column.name for column in family.key_columns), *RESULT]
     for *values, place, extra in selections[[*names, *RECORDED]].itertuples(index=False, name=None):
         yield TableEntry(row=dict(zip(names, values, strict=True)), extra=extra, place=place)
 
@@ -142,7 +142,7 @@ class NativeCsv(Format):
 
 
 def _row(row: Row, family: Family) -> Row:
-    names = ("gfx", "cu_num", *(column.name for column in family.key_columns), *RESULT, "incumbent_us")
+    names = (*DEVICE_COLUMNS, *(column.name for column in family.key_columns), *RESULT, "incumbent_us")
     found = {name: row.get(name) for name in names}
     for name in ("cu_num", "solidx", "splitK", "near_ties"):
         value = found[name]

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from gemmpipe.core.events import Events
+from gemmpipe.core.paths import REPORT
 from gemmpipe.listeners import Guarded, Listener, RunOutcome, RunStart, failed
 from gemmpipe.pipeline.plan import Plan
 
@@ -62,7 +63,7 @@ def run_start(plan: Plan, options: Mapping[str, str]) -> RunStart:
 def _outcome(plan: Plan, exit_code: int | None) -> RunOutcome:
     from gemmpipe.listeners.outcome import outcome_of
 
-    report = plan.run_dir / "report.html"
+    report = plan.run_dir / REPORT
     try:
         outcome = outcome_of(plan.run_dir, plan.family, plan.rooflines, exit_code or 0)
         return replace(outcome, report=report if plan.report and report.is_file() else None)

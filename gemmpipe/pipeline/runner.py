@@ -15,6 +15,7 @@ from gemmpipe.core.data import Device, Problem
 from gemmpipe.core.device import NO_DEVICE, versions
 from gemmpipe.core.errors import GemmpipeError, UserError
 from gemmpipe.core.events import IDLE, Events, counted
+from gemmpipe.core.paths import REPORT
 from gemmpipe.core.signals import Interrupted, handle_signals
 from gemmpipe.executors import Usage
 from gemmpipe.family.environment import unused_variables
@@ -274,7 +275,7 @@ def _write_report(plan: Plan, events: Events) -> None:
 
     try:
         importable = frozenset({plan.family.module, plan.family.name})
-        events.emit("line", write(read_run(plan.run_dir, importable=importable), plan.run_dir / "report.html"))
+        events.emit("line", write(read_run(plan.run_dir, importable=importable), plan.run_dir / REPORT))
     except GemmpipeError as error:
         events.emit("warning", f"report: {error}")
 

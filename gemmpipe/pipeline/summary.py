@@ -9,7 +9,7 @@ from gemmpipe.core.paths import RUNS, is_in_runs_folder, shipped_tables, tables_
 from gemmpipe.core.shell import shell_join, shell_quote
 from gemmpipe.core.signals import Interrupted
 from gemmpipe.core.text_table import terminal_width
-from gemmpipe.core.units import duration_text, time_text
+from gemmpipe.core.units import MIN_SHOWN_S, duration_text, time_text
 from gemmpipe.engines.packages import ENGINES
 from gemmpipe.executors import Usage
 from gemmpipe.pipeline.manifest import Reused, reused_rows
@@ -41,8 +41,6 @@ _PARTS_OF_RUN = 2
 """A run's folder is PIPELINE/TIME in the folder of runs; a sweep has its jobs one level below."""
 WAITING = "waiting"
 """The activity of a driver whose devices other runs hold."""
-_MIN_SHOWN_S = 0.05
-"""Times have one decimal: less is 0.0."""
 
 
 def report_run(
@@ -76,7 +74,7 @@ def report_run(
     engines = any(name.startswith("engine_") and name != "engine_s" for name in context.stage_seconds)
     emit("line" if engines or not has_choices else "detail", f"total {wall_s:.1f} s{stages}")
     worked = len(resources) > 1  # more than the driver
-    for usage in (each for each in resources if worked and each.wall_s >= _MIN_SHOWN_S):
+    for usage in (each for each in resources if worked and each.wall_s >= MIN_SHOWN_S):
         emit("detail", f"  {usage_line(usage)}")
     _emit_whole(context, f"run   {plan.run_dir}")
     if worked and (stopped_early or context.cut_short) and code != Interrupted.exit_code:  # which names it itself
@@ -221,5 +219,5 @@ def saving_lines(selections: "pd.DataFrame") -> list[str]:
 def usage_line(usage: Usage) -> str:
     """One resource's time by activity, longest first; activities of 0.0 s are in the manifest only."""
     longest = sorted(usage.busy_s.items(), key=lambda kv: -kv[1])
-    spent = ", ".join(f"{k} {v:.1f}" for k, v in longest if v >= _MIN_SHOWN_S)
+    spent = ", ".join(f"{k} {v:.1f}" for k, v in longest if v >= MIN_SHOWN_S)
     return f"{usage.name}: {spent or 'nothing to do'}; idle {usage.idle_s:.1f} of {usage.wall_s:.1f} s"

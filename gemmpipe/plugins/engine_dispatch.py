@@ -26,6 +26,11 @@ MAX_KEYS = 16384
 ENGINE_STEP = "engine"
 """The step of a key without a row in `dispatch_report`: the engine's own kernel."""
 
+DTYPES_16BIT = (torch.bfloat16, torch.float16)
+SCALE_BLOCK = 128
+"""Elements along K, or along K and N, that share a scale in the engines' block-scaled products."""
+KERNEL_ATTRIBUTE = "gemmpipe_kernel"
+"""The attribute of a layer: the name of the engine's kernel if rows may answer, else empty; of a function: replaced."""
 LEAST_GAIN = 1.02
 """For kernels that are the rows' baseline: rows ahead by 1 % made a bf16 prefill of 2,048 tokens 2 % slower (H200)."""
 

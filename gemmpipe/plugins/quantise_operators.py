@@ -18,6 +18,7 @@ from gemmpipe.core.data import Build, Device
 from gemmpipe.core.errors import one_line
 from gemmpipe.family.dtypes import FP8_MAX
 from gemmpipe.launch.build import load_build
+from gemmpipe.plugins.engine_dispatch import DTYPES_16BIT
 from gemmpipe.runtime.binding import device_context, is_capturing
 from gemmpipe.runtime.cache import device_by_index
 from gemmpipe.runtime.operands import OptionalTensor, dtype_name
@@ -56,7 +57,6 @@ EPSILON = 1e-10
 """The least maximum of a group, the default of vLLM's function."""
 OLDEST_ARCH = 89
 """The first architecture that converts to fp8."""
-_16BIT = (torch.bfloat16, torch.float16)
 _ALIGNED = 16
 """Bytes of a load or store, and elements that a stride between rows is a multiple of."""
 _LOADED: dict[tuple[object, ...], BoundKernel | None] = {}
@@ -263,7 +263,7 @@ def _covered(
     """The strides of the scales if our kernels cover x [M, parts * columns] and out [M, columns]; None if not."""
     if scale_ub is not None or group_size != GROUP or not runs_on(x):
         return None
-    if x.dim() != 2 or out.dim() != 2 or x.dtype not in _16BIT or out.dtype != torch.float8_e4m3fn:
+    if x.dim() != 2 or out.dim() != 2 or x.dtype not in DTYPES_16BIT or out.dtype != torch.float8_e4m3fn:
         return None
     rows, columns = out.shape
     if x.shape != (rows, parts * columns) or rows == 0 or columns == 0 or columns % GROUP:

@@ -16,6 +16,8 @@ from gemmpipe.core.errors import suggest_or_list
 LINEAR, MOE, QUANTISE, OFF = "linear", "moe", "quantise", "off"
 KINDS = (LINEAR, MOE)
 """The kinds of layers of every engine: linear layers, and mixtures of experts."""
+BF16, FP8_BLOCKS, FP8_ROWS, EXPERTS = "linear bf16", "linear fp8 by blocks", "linear fp8 by row", "experts"
+"""Products of layers, as the start line names them."""
 _OFF_WORDS = frozenset({OFF, "0", "false", "no", "none"})
 
 

@@ -16,7 +16,7 @@ from importlib import import_module, metadata
 from typing import Any
 
 from gemmpipe.core.errors import one_line
-from gemmpipe.plugins.scope import LINEAR, MOE, Scope, inactive_line, read_scope
+from gemmpipe.plugins.scope import BF16, EXPERTS, FP8_BLOCKS, FP8_ROWS, LINEAR, MOE, Scope, inactive_line, read_scope
 
 VARIABLE = "GEMMPIPE_SGLANG"
 """The environment variable with the scope: `linear`, `moe`, or `off`."""
@@ -47,7 +47,6 @@ class Hook:
 
 
 _LAYERS = "sglang.srt.layers"
-BF16, FP8_BLOCKS, FP8_ROWS, EXPERTS = "linear bf16", "linear fp8 by blocks", "linear fp8 by row", "experts"
 HOOKS = (
     Hook(
         product=BF16,

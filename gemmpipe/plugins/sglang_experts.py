@@ -5,13 +5,12 @@ from typing import Any
 
 import torch
 
+from gemmpipe.plugins.engine_dispatch import DTYPES_16BIT, SCALE_BLOCK
 from gemmpipe.plugins.engine_experts import engine_experts
-from gemmpipe.plugins.sglang import EXPERTS
+from gemmpipe.plugins.scope import EXPERTS
 from gemmpipe.plugins.sglang_notice import SGLANG_NOTICE
 from gemmpipe.runtime.moe import RoutedOperands
 
-_16BIT = (torch.bfloat16, torch.float16)
-_BLOCKS = [128, 128]
 _UNSET = (
     *("b1", "b2", "w1_zp", "w2_zp", "a1_scale", "a2_scale", "a1_q"),
     *("use_int8_w8a8", "use_int8_w8a16", "use_int4_w4a16", "fuse_swiglu_interleaved"),
@@ -81,12 +80,12 @@ def experts_reason(x: torch.Tensor, w1: torch.Tensor, w2: torch.Tensor, config: 
         return "experts are spread over devices"
     if config.activation != "silu" or not config.is_gated:
         return f"activation {config.activation}{'' if config.is_gated else ', not gated'}"
-    if x.dim() != 2 or x.dtype not in _16BIT or w1.shape[1] != 2 * w2.shape[2]:
+    if x.dim() != 2 or x.dtype not in DTYPES_16BIT or w1.shape[1] != 2 * w2.shape[2]:
         return "x is not [tokens, K] in 16 bits, or weights are packed"
     if not (w1.is_contiguous() and w2.is_contiguous()):
         return "weights are not contiguous"
     if not more.get("use_fp8_w8a8"):
         return "" if w1.dtype == x.dtype and more.get("w1_scale") is None else f"weights in {w1.dtype}"
     if more.get("block_shape") is not None:
-        return "" if list(more["block_shape"]) == _BLOCKS else f"blocks of {more['block_shape']}"
+        return "" if list(more["block_shape"]) == [SCALE_BLOCK, SCALE_BLOCK] else f"blocks of {more['block_shape']}"
     return "" if more.get("per_channel_quant") else "one scale per expert"

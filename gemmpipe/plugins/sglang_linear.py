@@ -12,20 +12,25 @@ from typing import Any
 import torch
 
 from gemmpipe.core.data import Scalar
-from gemmpipe.plugins.engine_dispatch import LEAST_GAIN, EngineKernel, register_kernel
-from gemmpipe.plugins.sglang import BF16, FAMILIES, FP8_BLOCKS, FP8_ROWS
-from gemmpipe.plugins.sglang_notice import SGLANG_NOTICE, model_device
+from gemmpipe.plugins.engine_dispatch import (
+    DTYPES_16BIT,
+    KERNEL_ATTRIBUTE,
+    LEAST_GAIN,
+    SCALE_BLOCK,
+    EngineKernel,
+    register_kernel,
+)
+from gemmpipe.plugins.scope import BF16, FP8_BLOCKS, FP8_ROWS
+from gemmpipe.plugins.sglang import FAMILIES
+from gemmpipe.plugins.sglang_notice import SGLANG_NOTICE
 from gemmpipe.plugins.tuned_products import has_rows
 from gemmpipe.runtime.binding import GemmCall
+from gemmpipe.runtime.cache import process_device
 from gemmpipe.runtime.operands import OptionalTensor, dtype_name
 
 Original = Callable[..., torch.Tensor]
 """SGLang's function."""
-_16BIT = (torch.bfloat16, torch.float16)
 _FP8 = torch.float8_e4m3fn
-_BLOCK = 128
-_ATTRIBUTE = "gemmpipe_kernel"
-"""The attribute of a layer: the name of SGLang's kernel if rows may answer, else empty."""
 _UTILS = "sglang.srt.layers.quantization.fp8_utils"
 _ROWS: dict[tuple[object, ...], bool] = {}
 """Whether rows may answer, by what they depend on, for functions that know no layer."""
@@ -35,12 +40,12 @@ _ROW_KERNELS: dict[tuple[tuple[str, Any], ...], str] = {}
 
 def _known(layer: Any, find: Callable[[], str]) -> str:
     """The layer's kernel, found at its first call outside of a compiled graph."""
-    known = getattr(layer, _ATTRIBUTE, None)
+    known = getattr(layer, KERNEL_ATTRIBUTE, None)
     if known is None:
         if torch.compiler.is_compiling():
             return ""
         known = find()
-        setattr(layer, _ATTRIBUTE, known)
+        setattr(layer, KERNEL_ATTRIBUTE, known)
     return str(known)
 
 
@@ -63,13 +68,13 @@ def around_unquantised(
 
 def _sixteen_bit_kernel(original: Original, method: Any, layer: Any) -> str:
     weight = getattr(layer, "weight", None)
-    if not SGLANG_NOTICE.allows(BF16) or not _is_plain(weight, _16BIT):
+    if not SGLANG_NOTICE.allows(BF16) or not _is_plain(weight, DTYPES_16BIT):
         return ""
     assert isinstance(weight, torch.Tensor)
     n, k = weight.shape
     dtype = dtype_name(weight.dtype)
     wanted: dict[str, Scalar] = {"N": n, "K": k, "dtype": dtype, "outdtype": dtype}
-    if not has_rows(FAMILIES[BF16], model_device(), wanted):
+    if not has_rows(FAMILIES[BF16], process_device(), wanted):
         return ""
 
     def call(
@@ -115,7 +120,7 @@ def _block_kernel(method: Any, layer: Any) -> str:
         return ""
     weight = layer.weight
     n, k = weight.shape
-    if not has_rows(FAMILIES[FP8_BLOCKS], model_device(), {"N": n, "K": k, "outdtype": "bfloat16"}):
+    if not has_rows(FAMILIES[FP8_BLOCKS], process_device(), {"N": n, "K": k, "outdtype": "bfloat16"}):
         return ""
     function = method.w8a8_block_fp8_linear
     size = list(method.weight_block_size)
@@ -152,7 +157,7 @@ def _quantised_call(function: Callable[..., torch.Tensor], size: list[int]) -> G
 
 def _quantise_groups(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """x in groups of 128 along K, by SGLang's own function."""
-    made: tuple[torch.Tensor, torch.Tensor] = import_module(_UTILS).per_token_group_quant_fp8(x, _BLOCK)
+    made: tuple[torch.Tensor, torch.Tensor] = import_module(_UTILS).per_token_group_quant_fp8(x, SCALE_BLOCK)
     return made
 
 
@@ -163,7 +168,7 @@ def block_layer_reason(method: Any, layer: Any) -> str:
             return flag.removeprefix("use_")
     if getattr(method, "block_fp8_as_mxfp8", False) and getattr(layer, "block_fp8_mxfp8_ready", False):
         return "scales are converted to MXFP8"
-    if list(getattr(method, "weight_block_size", None) or ()) != [_BLOCK, _BLOCK]:
+    if list(getattr(method, "weight_block_size", None) or ()) != [SCALE_BLOCK, SCALE_BLOCK]:
         return f"blocks of {getattr(method, 'weight_block_size', None)}"
     if getattr(layer, "_block_fp8_bf16_weight", None) is not None:
         return "the weight is kept in bf16"
@@ -171,7 +176,7 @@ def block_layer_reason(method: Any, layer: Any) -> str:
     if not _is_plain(weight, (_FP8,)):
         return "the weight is not [N, K] in fp8"
     assert isinstance(weight, torch.Tensor)
-    expected = [-(-size // _BLOCK) for size in weight.shape]
+    expected = [-(-size // SCALE_BLOCK) for size in weight.shape]
     if not isinstance(scale, torch.Tensor) or scale.dtype != torch.float32 or list(scale.shape) != expected:
         found = "none" if not isinstance(scale, torch.Tensor) else f"{dtype_name(scale.dtype)} {list(scale.shape)}"
         return f"scales of the weight are {found}, expected float32 {expected}"
@@ -255,7 +260,7 @@ def _row_rows(x: Any, weight: torch.Tensor, scale: torch.Tensor, more: dict[str,
     if key not in _ROWS:
         wanted: dict[str, Scalar] = {"N": n, "K": k, "outdtype": dtype_name(x.dtype)}
         wanted |= {"q_dtype_w": dtype_name(weight.dtype), "granularity": "row"}
-        _ROWS[key] = SGLANG_NOTICE.allows(FP8_ROWS) and has_rows(FAMILIES[FP8_ROWS], model_device(), wanted)
+        _ROWS[key] = SGLANG_NOTICE.allows(FP8_ROWS) and has_rows(FAMILIES[FP8_ROWS], process_device(), wanted)
     return _ROWS[key]
 
 

@@ -10,17 +10,12 @@ import torch
 
 from gemmpipe.core.data import Device
 from gemmpipe.core.errors import one_line
-from gemmpipe.plugins.scope import Scope, Takeover, start_line
-from gemmpipe.plugins.sglang import EXPERTS, FAMILIES, FP8_BLOCKS
+from gemmpipe.plugins.scope import EXPERTS, FP8_BLOCKS, Scope, Takeover, start_line
+from gemmpipe.plugins.sglang import FAMILIES
 from gemmpipe.plugins.tuned_products import no_rows_reason, rows_text
-from gemmpipe.runtime.cache import device_by_index
+from gemmpipe.runtime.cache import process_device
 
 _LOG = logging.getLogger("gemmpipe.sglang")
-
-
-def model_device() -> Device:
-    """The device of this process's model."""
-    return device_by_index(torch.cuda.current_device() if torch.cuda.is_available() else -1)
 
 
 def setting(path: str) -> object:
@@ -86,7 +81,7 @@ class SglangNotice:
             if self._announced:
                 return
             self._announced = True
-            device = model_device()
+            device = process_device()
             takeovers = [self._takeover(product, device) for product in FAMILIES]
         line = start_line(self.engine, device.name, takeovers, self.scope.errors)
         _LOG.log(logging.INFO if _is_first_rank() else logging.DEBUG, "%s", line)

@@ -12,9 +12,12 @@ from vllm.model_executor.layers.fused_moe.activation import MoEActivation
 from vllm.model_executor.layers.fused_moe.experts.triton_moe import TritonExperts
 
 from gemmpipe.core.errors import GemmpipeError
+from gemmpipe.plugins.engine_dispatch import DTYPES_16BIT, SCALE_BLOCK
 from gemmpipe.plugins.engine_experts import engine_experts
+from gemmpipe.plugins.scope import EXPERTS
 from gemmpipe.plugins.tuned_products import rows_text
-from gemmpipe.plugins.vllm_notice import EXPERTS, NOTICE, PRODUCTS, layer_device
+from gemmpipe.plugins.vllm_notice import NOTICE, PRODUCTS
+from gemmpipe.runtime.cache import process_device
 from gemmpipe.runtime.moe import RoutedOperands
 
 PARAMETERS = (
@@ -36,8 +39,6 @@ PARAMETERS = (
     "apply_router_weight_on_input",
 )
 """The parameters of `TritonExperts.apply`, which vLLM passes by name."""
-_16BIT = (torch.bfloat16, torch.float16)
-_BLOCKS = [128, 128]
 _ELIGIBLE = "gemmpipe_eligible"
 """The attribute of experts: whether rows may answer, found once per layer."""
 
@@ -99,7 +100,7 @@ def ineligible_reason(experts: Any) -> str:
         return f"scheme {experts.quant_dtype}, scales of {experts.block_shape or 'tensors'}"
     if getattr(quantised, "use_int8_w8a16", False) or getattr(quantised, "use_int4_w4a16", False):
         return "weights are integers"
-    if not rows_text(PRODUCTS[EXPERTS][1], layer_device()):
+    if not rows_text(PRODUCTS[EXPERTS][1], process_device()):
         return "no tuned rows for this device"
     return ""
 
@@ -109,12 +110,12 @@ def _is_fp8_scheme(experts: Any) -> bool:
     if not experts.quant_config.use_fp8_w8a8 or experts.a1_scale is not None or experts.a2_scale is not None:
         return False
     by_rows = experts.block_shape is None and experts.per_act_token_quant and experts.per_out_ch_quant
-    return bool(by_rows or list(experts.block_shape or ()) == _BLOCKS)
+    return bool(by_rows or list(experts.block_shape or ()) == [SCALE_BLOCK, SCALE_BLOCK])
 
 
 def run_tuned(experts: Any, output: torch.Tensor, x: torch.Tensor, others: dict[str, Any]) -> bool:
     """Compute the experts into `output` by a tuned row; False if none answers."""
-    if not is_eligible(experts) or x.dtype not in _16BIT or output.dtype != x.dtype:
+    if not is_eligible(experts) or x.dtype not in DTYPES_16BIT or output.dtype != x.dtype:
         return False
     if others["a1q_scale"] is not None or others["expert_map"] is not None or others["apply_router_weight_on_input"]:
         return False

@@ -24,26 +24,29 @@ from vllm.platforms import PlatformEnum, current_platform
 
 from gemmpipe.core.data import Scalar
 from gemmpipe.core.errors import one_line
-from gemmpipe.plugins.engine_dispatch import LEAST_GAIN, EngineKernel, Quantise, register_kernel
+from gemmpipe.plugins.engine_dispatch import (
+    DTYPES_16BIT,
+    KERNEL_ATTRIBUTE,
+    LEAST_GAIN,
+    SCALE_BLOCK,
+    EngineKernel,
+    Quantise,
+    register_kernel,
+)
+from gemmpipe.plugins.scope import BF16, FP8_BLOCKS, FP8_ROWS
 from gemmpipe.plugins.tuned_products import has_rows
 from gemmpipe.plugins.vllm_notice import (
-    BF16,
-    FP8_BLOCKS,
-    FP8_ROWS,
     NOTICE,
     PRODUCTS,
     forced_linear_backend,
     fused_communication,
-    layer_device,
 )
 from gemmpipe.runtime.binding import GemmCall
+from gemmpipe.runtime.cache import process_device
 from gemmpipe.runtime.operands import OptionalTensor, dtype_name
 
 _BLOCK_SCHEME, _ROW_SCHEME = "fp8_block_w8a8", "fp8_w8a8"
 """vLLM's names of the schemes, since 0.33."""
-_BLOCK = 128
-_16BIT = (torch.bfloat16, torch.float16)
-_ATTRIBUTE = "gemmpipe_kernel"
 """The attribute of a bf16 layer that is taken over, and of our kernels: the name of the engine's kernel."""
 _LIBRARIES = {"DeepGemm": "deepgemm", "DeepGEMM": "deepgemm", "FlashInfer": "flashinfer", "Cutlass": "vllm_cutlass"}
 """Part of the name of a kernel class of vLLM -> gemmpipe's backend of its library."""
@@ -83,13 +86,13 @@ def combined(ours: type, chosen: type) -> type:
 def _left_reason(product: str, scheme: str, config: Any, key: dict[str, Scalar]) -> str:
     """Why a layer is left to the engine, known before its weights exist; empty if a row may answer."""
     NOTICE.announce()
-    if config.out_dtype not in _16BIT:
+    if config.out_dtype not in DTYPES_16BIT:
         return f"gemmpipe: out_dtype {dtype_name(config.out_dtype)}"
     if reason := forced_linear_backend(scheme) or fused_communication():
         return f"gemmpipe: {reason}"
     n, k = config.weight_shape
     wanted: dict[str, Scalar] = {"N": int(n), "K": int(k), "outdtype": dtype_name(config.out_dtype), **key}
-    if not has_rows(PRODUCTS[product][1], layer_device(), wanted):
+    if not has_rows(PRODUCTS[product][1], process_device(), wanted):
         return f"gemmpipe: no tuned rows for N={n} K={k}"
     return ""
 
@@ -219,7 +222,7 @@ def block_layout_reason(weight: torch.Tensor, scale: OptionalTensor) -> str:
     """
     if weight.dim() != 2 or weight.element_size() != 1 or not weight.dtype.is_floating_point:
         return f"weights are stored as {dtype_name(weight.dtype)} {list(weight.shape)}"
-    expected = [-(-size // _BLOCK) for size in weight.shape]
+    expected = [-(-size // SCALE_BLOCK) for size in weight.shape]
     if scale is None or scale.dtype != torch.float32 or list(scale.shape) != expected:
         found = "none" if scale is None else f"{dtype_name(scale.dtype)} {list(scale.shape)}"
         return f"scales of weights are stored as {found}, expected float32 {expected}"
@@ -350,13 +353,13 @@ _UNQUANTISED = EngineKernel(
 def _install_unquantised() -> None:
     """Replace `default_unquantized_gemm`, which vLLM finds by its name, and mark layers when they are loaded."""
     plain = layer_utils.default_unquantized_gemm
-    if getattr(plain, _ATTRIBUTE, False):
+    if getattr(plain, KERNEL_ATTRIBUTE, False):
         return
 
     def unquantized_gemm(
         layer: torch.nn.Module, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
     ) -> torch.Tensor:
-        name = getattr(layer, _ATTRIBUTE, "")
+        name = getattr(layer, KERNEL_ATTRIBUTE, "")
         out: torch.Tensor
         if not name or x.dtype != weight.dtype:
             out = plain(layer, x, weight, bias)
@@ -365,7 +368,7 @@ def _install_unquantised() -> None:
             out = torch.ops.gemmpipe.engine_product(family, x, weight, None, None, bias, x.dtype, name)
         return out
 
-    setattr(unquantized_gemm, _ATTRIBUTE, True)
+    setattr(unquantized_gemm, KERNEL_ATTRIBUTE, True)
     layer_utils.default_unquantized_gemm = unquantized_gemm
     for method in (UnquantizedLinearMethod, UnquantizedEmbeddingMethod):
         _mark_after_loading(method)
@@ -388,14 +391,14 @@ def _mark_after_loading(method: type) -> None:
 def mark_unquantised(layer: torch.nn.Module) -> None:
     """Take a layer over if its weight is in 16 bits, [N, K], contiguous, and has rows."""
     NOTICE.announce()
-    setattr(layer, _ATTRIBUTE, "")
+    setattr(layer, KERNEL_ATTRIBUTE, "")
     weight = getattr(layer, "weight", None)
-    if not isinstance(weight, torch.Tensor) or weight.dim() != 2 or weight.dtype not in _16BIT:
+    if not isinstance(weight, torch.Tensor) or weight.dim() != 2 or weight.dtype not in DTYPES_16BIT:
         return
     if weight.is_meta or not weight.is_contiguous() or forced_linear_backend() or fused_communication():
         return
     n, k = weight.shape
     dtype = dtype_name(weight.dtype)
     wanted: dict[str, Scalar] = {"N": n, "K": k, "dtype": dtype, "outdtype": dtype}
-    if has_rows(PRODUCTS[BF16][1], layer_device(), wanted):
-        setattr(layer, _ATTRIBUTE, register_kernel(_UNQUANTISED))
+    if has_rows(PRODUCTS[BF16][1], process_device(), wanted):
+        setattr(layer, KERNEL_ATTRIBUTE, register_kernel(_UNQUANTISED))

@@ -7,17 +7,25 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
 
-import torch
-
 from gemmpipe.core.data import Device
 from gemmpipe.core.errors import one_line
 from gemmpipe.plugins.quantise_operators import OLDEST_ARCH, has_kernels
-from gemmpipe.plugins.scope import LINEAR, MOE, QUANTISE, Scope, Takeover, start_line
+from gemmpipe.plugins.scope import (
+    BF16,
+    EXPERTS,
+    FP8_BLOCKS,
+    FP8_ROWS,
+    LINEAR,
+    MOE,
+    QUANTISE,
+    Scope,
+    Takeover,
+    start_line,
+)
 from gemmpipe.plugins.tuned_products import no_rows_reason, rows_text
-from gemmpipe.runtime.cache import device_by_index
+from gemmpipe.runtime.cache import process_device
 
 _LOG = logging.getLogger("vllm.gemmpipe")
-BF16, FP8_BLOCKS, FP8_ROWS, EXPERTS = "linear bf16", "linear fp8 by blocks", "linear fp8 by row", "experts"
 PRODUCTS: Mapping[str, tuple[str, str]] = {
     BF16: (LINEAR, "a16w16"),
     FP8_BLOCKS: (LINEAR, "a8w8_blockscale"),
@@ -28,11 +36,6 @@ PRODUCTS: Mapping[str, tuple[str, str]] = {
 QUANTISERS = "quantisers"
 PASS_FLAGS = {"fuse_norm_quant": "RMS norm", "fuse_act_quant": "SiLU"}
 """vLLM's switches (`pass_config`) of the passes that fuse quantisers, and with what."""
-
-
-def layer_device() -> Device:
-    """The device for which this process builds layers."""
-    return device_by_index(torch.cuda.current_device() if torch.cuda.is_available() else -1)
 
 
 def current_config() -> Any:
@@ -121,7 +124,7 @@ class Notice:
                 return
             self._announced = True
         self.moe_backend = forced_moe_backend()
-        device = layer_device()
+        device = process_device()
         takeovers = [*(self._takeover(name, device) for name in PRODUCTS), self._quantisers(device)]
         if _is_first_of_node():
             _LOG.info("%s", start_line(self.engine, device.name, takeovers, self.scope.errors))

@@ -13,18 +13,17 @@ from gemmpipe.core.errors import UserError, printable, quoted_repr, shortened
 from gemmpipe.core.files import is_number, read_cells
 from gemmpipe.core.paths import SELECTIONS as SELECTIONS_FILE
 from gemmpipe.core.paths import shipped_tables
-from gemmpipe.core.schema import RESULT, SELECTIONS
+from gemmpipe.core.schema import DEVICE_COLUMNS, RESULT, SELECTIONS
 from gemmpipe.report.last_run import LAST, find_finished
 from gemmpipe.report.run_folder import nothing_timed, read_manifest
 from gemmpipe.tables.file_names import is_table_file
 from gemmpipe.tables.merge import Row, used_rows
+from gemmpipe.tables.store import COLUMN_ALIASES
 
 SHIPPED = "shipped"
 """The name of the shipped table of the kernel that the other side has."""
 ROWS_COLUMNS = ("M", "token")
 """The key columns with the rows of a product, by family."""
-_ALIASES = {"kernelid": "solidx", "errratio": "err_ratio", "arch": "gfx"}
-_DEVICE_COLUMNS = ("gfx", "cu_num")
 
 Key = tuple[tuple[str, str], ...]
 """The key columns of a product with their cells; columns without a value are left out."""
@@ -173,7 +172,7 @@ def _read_rows(path: Path) -> list[Choice]:
     """
     lines = read_cells(path)
     _, header = next(lines, (0, []))
-    columns = [_ALIASES.get(name.lower(), name) for name in header]
+    columns = [COLUMN_ALIASES.get(name.lower(), name) for name in header]
     if "us" not in columns or not {"libtype", "kernelName"} & set(columns):
         raise UserError(f"{path}: no columns 'us' and 'libtype'; expected a tuned table or a run's {SELECTIONS_FILE}")
     keys = key_columns(columns)
@@ -206,7 +205,7 @@ def _typed_cells(found: tuple[Choice, Mapping[str, str]]) -> Row:
 
 def key_columns(columns: Sequence[str]) -> list[str]:
     """The key columns of a header: before the results in a tuned table, all unknown ones in a run's selections."""
-    known = {*RESULT, *SELECTIONS, *_DEVICE_COLUMNS}
+    known = {*RESULT, *SELECTIONS, *DEVICE_COLUMNS}
     if "problem" in columns and "format" in columns:
         return [name for name in columns if name not in known]
     results = [index for index, name in enumerate(columns) if name in RESULT and name != "device"]

@@ -10,20 +10,11 @@ from gemmpipe.core.text_table import Column, aligned, escape_markdown, markdown
 from gemmpipe.core.units import speedup_text, time_text
 from gemmpipe.report.choices import Choice, ChoiceTable
 from gemmpipe.report.diff import FASTER, SLOWER, UNSURE, VERDICTS, Difference, Pair, on_shared_device
-from gemmpipe.report.lines import wrapped
+from gemmpipe.report.lines import KNOB_LETTERS, marked_knobs, wrapped
 from gemmpipe.report.results import spread
 
 _SIZE_COLUMNS = ("M", "N", "K", "token", "B", "model_dim", "inter_dim", "expert", "topk")
 """Key columns that a table of products shows always; others only where they differ between its rows."""
-_KNOB_MARKS = {
-    "BLOCK_SIZE_M": "",
-    "BLOCK_SIZE_N": "x",
-    "BLOCK_SIZE_K": "x",
-    "GROUP_SIZE_M": " g",
-    "NUM_KSPLIT": " k/",
-    "num_warps": " w",
-    "num_stages": " s",
-}
 _SHOWN_REASONS = 3
 _LARGE_CHANGE = 10
 _UNDER_A_SIDE = " " * len("A (before)  ")
@@ -196,17 +187,13 @@ def _knobs(config: str) -> dict[str, object]:
 
 def knobs_text(config: str) -> str:
     """Knobs abbreviated: `64x128x128 g1 k/4 w4 s3`; a library's knobs in full."""
-    knobs = _knobs(config)
-    text = "".join(f"{mark}{knobs[name]}" for name, mark in _KNOB_MARKS.items() if name in knobs).strip()
-    rest = {name: value for name, value in knobs.items() if name not in _KNOB_MARKS and value not in ("", None)}
-    others = [value if isinstance(value, str) else f"{name}={value}" for name, value in rest.items()]
-    return printable(" ".join(part for part in (text, *others) if part))
+    return printable(marked_knobs(_knobs(config), KNOB_LETTERS))
 
 
 def knobs_legend(configs: Iterable[str]) -> str:
     """What the marks of abbreviated knobs mean: `BLOCK_SIZE_M x N x K, g GROUP_SIZE_M, ...`; empty without any."""
     used = {name for config in configs for name in _knobs(config)}
-    marks = [f"{mark.strip()} {name}" for name, mark in _KNOB_MARKS.items() if name in used and mark.strip(" x")]
+    marks = [f"{mark.strip()} {name}" for name, mark in KNOB_LETTERS.items() if name in used and mark.strip(" x")]
     return ", ".join(["BLOCK_SIZE_M x N x K", *marks]) if marks else ""
 
 

@@ -5,13 +5,12 @@ Styles are names of meanings; a terminal chooses colours for them, and other out
 
 import re
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 GOOD, BAD, WARN, DIM, HEAD, KEY = "good", "bad", "warn", "dim", "head", "key"
 """Better than its counterpart, worse, to be looked at, of less interest, a heading, a name or a command."""
 _INDENT = "  "
-_CUT = "..."
 _COMMAND = re.compile(r"(^|: |[\"'])(gemmpipe|export) \S|^[A-Z][A-Z0-9_]+=\S|^(vllm serve|python -m) \S")
 """A command to copy, which a line break would split."""
 
@@ -91,11 +90,6 @@ def _part(line: Line, start: int, end: int, prefix: str) -> Line:
     return Line(text=prefix + line.text[start:end].rstrip(), spans=tuple(spans))
 
 
-def cut(text: str, width: int) -> str:
-    """The text in at most `width` characters; a cut one ends in dots."""
-    return text if len(text) <= width else f"{text[: max(0, width - len(_CUT))]}{_CUT}"
-
-
 def wrapped(text: str, width: int, indent: str) -> list[str]:
     """A paragraph in lines of at most `width` characters; all but the first are indented."""
     return textwrap.wrap(text, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False) or [""]
@@ -104,3 +98,31 @@ def wrapped(text: str, width: int, indent: str) -> list[str]:
 def texts(lines: Iterable[Line]) -> list[str]:
     """The bare texts."""
     return [line.text for line in lines]
+
+
+KNOB_LETTERS = {
+    "BLOCK_SIZE_M": "",
+    "BLOCK_SIZE_N": "x",
+    "BLOCK_SIZE_K": "x",
+    "GROUP_SIZE_M": " g",
+    "NUM_KSPLIT": " k/",
+    "num_warps": " w",
+    "num_stages": " s",
+}
+"""Knob -> the mark before its value: `64x128x128 g1 k/4 w4 s3`."""
+KNOB_NAMES = {
+    **KNOB_LETTERS,
+    "GROUP_SIZE_M": " group ",
+    "NUM_KSPLIT": " split ",
+    "num_warps": " warps ",
+    "num_stages": " stages ",
+}
+"""The same with words: `64x128x128 group 1 split 4 warps 4 stages 3`."""
+
+
+def marked_knobs(knobs: Mapping[str, object], marks: Mapping[str, str]) -> str:
+    """Knobs in one text: those with a mark first; others, such as a library's, with their names."""
+    text = "".join(f"{mark}{knobs[name]}" for name, mark in marks.items() if name in knobs).strip()
+    rest = {name: value for name, value in knobs.items() if name not in marks and value not in ("", None)}
+    others = [value if isinstance(value, str) else f"{name}={value}" for name, value in rest.items()]
+    return " ".join(part for part in (text, *others) if part)

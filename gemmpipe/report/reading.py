@@ -20,7 +20,15 @@ from gemmpipe.journal import Record
 from gemmpipe.report.data import Excluded, Gated, Resource, RunData, TimedBuild, TimedTrial
 from gemmpipe.report.product_table import knob_text, product_frame
 from gemmpipe.report.provisional import provisional_rows
-from gemmpipe.report.run_folder import FINISHED, INTERRUPTED, KILLED, damage, describe_run, nothing_timed, read_manifest
+from gemmpipe.report.run_folder import (
+    FINISHED,
+    INTERRUPTED,
+    KILLED,
+    damage,
+    describe_run,
+    manifest_or_empty,
+    nothing_timed,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -43,7 +51,7 @@ def read_run(folder: Path, *, importable: frozenset[str] = frozenset()) -> RunDa
     """
     record = journal.read(folder)
     facts = describe_run(folder)
-    manifest = _manifest(folder) if facts.state in (FINISHED, INTERRUPTED) else {}
+    manifest = manifest_or_empty(folder) if facts.state in (FINISHED, INTERRUPTED) else {}
     family = _family(record, manifest, folder, importable)
     config = manifest.get("config")
     products, notes = _products(folder, family, record, manifest, ended=bool(manifest))
@@ -83,12 +91,6 @@ def read_run(folder: Path, *, importable: frozenset[str] = frozenset()) -> RunDa
             *_reading_notes(record, trials, facts.state),
         ],
     )
-
-
-def _manifest(folder: Path) -> Mapping[str, Any]:
-    with contextlib.suppress(UserError):
-        return read_manifest(folder)
-    return {}
 
 
 def _family(record: Record, manifest: Mapping[str, Any], folder: Path, importable: frozenset[str]) -> "Family":

@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from gemmpipe.core.errors import EXIT_INTERRUPTED, UserError
 from gemmpipe.core.files import MAX_MANIFEST_BYTES, open_regular, read_cells, read_object, read_regular
@@ -122,7 +123,7 @@ def read_session(folder: Path) -> Mapping[str, object]:
 
 def describe_run(folder: Path) -> RunFolder:
     """The facts of a run. Damaged or missing files leave their facts empty: a list of runs must not end at one."""
-    session, manifest = read_session(folder), _manifest_or_empty(folder)
+    session, manifest = read_session(folder), manifest_or_empty(folder)
     state = _state(folder, manifest)
     choices = _choices(folder)
     solved, problems = _progress(folder, ended=state in (FINISHED, INTERRUPTED))
@@ -166,12 +167,12 @@ def can_resume(folder: Path) -> bool:
         return rows > 1
     if not (folder / MANIFEST).exists():
         return True
-    return _manifest_or_empty(folder).get("exit_code") == EXIT_INTERRUPTED
+    return manifest_or_empty(folder).get("exit_code") == EXIT_INTERRUPTED
 
 
 def only_listed(folder: Path) -> bool:
     """True for a run that finished and only lists problems (`capture`): nothing is left to do."""
-    manifest = _manifest_or_empty(folder)
+    manifest = manifest_or_empty(folder)
     return _chain(manifest) == [_SOURCE_STAGE] and _state(folder, manifest) == FINISHED
 
 
@@ -206,7 +207,7 @@ def _whole(value: object) -> int:
 
 def nothing_timed(folder: Path) -> str:
     """Why a run has no choices of its own, and where they are; empty unless its problems were all tuned already."""
-    reused = _reused(_manifest_or_empty(folder))
+    reused = _reused(manifest_or_empty(folder))
     count = _whole(reused.get("problems"))
     if not count:
         return ""
@@ -220,7 +221,8 @@ def nothing_timed(folder: Path) -> str:
     return f"nothing was timed there, {how_many} tuned already{expected}"
 
 
-def _manifest_or_empty(folder: Path) -> Mapping[str, object]:
+def manifest_or_empty(folder: Path) -> Mapping[str, Any]:
+    """A run's manifest; empty for a missing or damaged one."""
     with contextlib.suppress(UserError):
         return read_manifest(folder)
     return {}

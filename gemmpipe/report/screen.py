@@ -21,7 +21,7 @@ from gemmpipe.core.units import (
     three_digits,
     time_text,
 )
-from gemmpipe.report.lines import BAD, DIM, GOOD, HEAD, KEY, WARN, Line, styled
+from gemmpipe.report.lines import BAD, DIM, GOOD, HEAD, KEY, KNOB_NAMES, WARN, Line, marked_knobs, styled
 from gemmpipe.report.results import (
     CONVERTED,
     LOW_SHARE,
@@ -264,17 +264,6 @@ def _rate_text(tflops: float | None) -> str:
     return MISSING if tflops is None or tflops != tflops else flops_text(tflops * 1e12)
 
 
-_KNOB_MARKS = {
-    "BLOCK_SIZE_M": "",
-    "BLOCK_SIZE_N": "x",
-    "BLOCK_SIZE_K": "x",
-    "GROUP_SIZE_M": " group ",
-    "NUM_KSPLIT": " split ",
-    "num_warps": " warps ",
-    "num_stages": " stages ",
-}
-
-
 def short_config(config: object) -> str:
     """Knobs for people: `64x128x128 group 1 split 4 warps 4 stages 3`; a library's knobs in full."""
     try:
@@ -283,10 +272,7 @@ def short_config(config: object) -> str:
         return ""
     if not isinstance(knobs, dict):
         return ""
-    text = "".join(f"{mark}{knobs[name]}" for name, mark in _KNOB_MARKS.items() if name in knobs).strip()
-    rest = {k: v for k, v in knobs.items() if k not in _KNOB_MARKS and v not in ("", None)}
-    others = [v if isinstance(v, str) else f"{k}={v}" for k, v in rest.items()]
-    return " ".join(part for part in (text, *others) if part)
+    return marked_knobs(knobs, KNOB_NAMES)
 
 
 def memory_option_lines(options: "pd.DataFrame | None", solved: int, width: int) -> list[str]:

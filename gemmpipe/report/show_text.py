@@ -9,7 +9,7 @@ from gemmpipe.core.errors import printable
 from gemmpipe.core.events import counted, verb
 from gemmpipe.core.files import is_number
 from gemmpipe.core.text_table import Column, aligned
-from gemmpipe.core.units import duration_text, percent_text, time_text
+from gemmpipe.core.units import MIN_SHOWN_S, duration_text, percent_text, time_text
 from gemmpipe.report.attention import attention_lines, records
 from gemmpipe.report.data import TABLE, RunData
 from gemmpipe.report.diff_text import knobs_legend, knobs_text
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 _MAX_REASONS = 12
 _MAX_OF_A_KIND = 3
 """Lines of one kind of what is not done."""
-_MIN_SHOWN_S = 0.05
-"""Times have one decimal: less is 0.0."""
 
 
 def run_lines(data: RunData, width: int) -> Iterator[str]:
@@ -181,9 +179,9 @@ def space_lines(data: RunData) -> Iterator[str]:
 
 def resource_lines(data: RunData) -> Iterator[str]:
     """The wall time of each resource by activity, the longest first."""
-    for each in (resource for resource in data.resources if resource.wall_s >= _MIN_SHOWN_S):
+    for each in (resource for resource in data.resources if resource.wall_s >= MIN_SHOWN_S):
         busy = sorted(each.busy_s.items(), key=lambda item: -item[1])
-        spent = ", ".join(f"{name} {duration_text(seconds)}" for name, seconds in busy if seconds >= _MIN_SHOWN_S)
+        spent = ", ".join(f"{name} {duration_text(seconds)}" for name, seconds in busy if seconds >= MIN_SHOWN_S)
         of_all = f"idle {duration_text(each.idle_s)} of {duration_text(each.wall_s)}"
         yield f"{each.name}: {spent or 'nothing to do'}; {of_all}"
 

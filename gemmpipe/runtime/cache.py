@@ -33,6 +33,11 @@ def device_by_index(index: int) -> Device:
     return _DEVICES[index]
 
 
+def process_device() -> Device:
+    """The device for which this process builds and runs layers: torch's current GPU, else the CPU."""
+    return device_by_index(torch.cuda.current_device() if torch.cuda.is_available() else -1)
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class BindRequest:
     """The first call of a key: the product, and functions that bind a selection to these operands and run it."""

@@ -19,6 +19,7 @@ from types import ModuleType
 from gemmpipe.core.data import Device, Scalar
 from gemmpipe.core.errors import UserError
 from gemmpipe.core.paths import TABLES_PREFIX, shipped_tables, tables_variable, user_tables
+from gemmpipe.core.schema import DEVICE_COLUMNS
 from gemmpipe.family import Family, load_family, shipped_families
 from gemmpipe.family.dtypes import X_SCALE_COLUMN
 from gemmpipe.family.environment import given_tables, only_given_tables, table_variables, unused_variables
@@ -222,5 +223,5 @@ def _is_provisional(row: Row) -> bool:
 
 
 def _key_text(key: Sequence[Scalar], family: Family) -> str:
-    names = ("gfx", "cu_num", *(column.name for column in family.key_columns))
+    names = (*DEVICE_COLUMNS, *(column.name for column in family.key_columns))
     return " ".join(f"{name}={value}" for name, value in zip(names, key, strict=True))

@@ -8,6 +8,7 @@ from typing import ClassVar
 
 from gemmpipe.core.data import Problem
 from gemmpipe.core.errors import NotComputed, UserError, one_letter_apart, suggest_or_list
+from gemmpipe.core.schema import DEVICE_COLUMNS
 from gemmpipe.engines.launch import ServerArguments
 from gemmpipe.family import Family, GemmSpec, KernelDefaults, load_family, shipped_families
 from gemmpipe.family.layouts import ROW_MAJOR
@@ -46,7 +47,6 @@ class Source(ABC):
 OPERATOR_COLUMNS = ("op", "layout")
 """Columns of a capture that record how torch was called."""
 _CAPTURE_COLUMNS = ("family", "weight", "count", "layer")
-_DEVICE_COLUMNS = ("gfx", "cu_num")
 _MIN_LETTERS = 3  # any single letter is one letter away from M
 
 
@@ -59,7 +59,7 @@ def capture_columns() -> tuple[str, ...]:
 def check_header(header: Sequence[str], family: Family, where: str) -> None:
     """Raises UserError for a column one letter away from a known one, and in a capture for any unknown one."""
     own = {name for column in family.key_columns for name in (column.name, *column.aliases)} | {*_CAPTURE_COLUMNS}
-    known = {name.lower() for name in (*own, *capture_columns(), *_DEVICE_COLUMNS)}
+    known = {name.lower() for name in (*own, *capture_columns(), *DEVICE_COLUMNS)}
     captured = "family" in header or set(OPERATOR_COLUMNS) <= set(header)
     for name in header:
         if name.lower() in known:

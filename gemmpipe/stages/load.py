@@ -291,7 +291,7 @@ def selections_frame(family: Family, entries: Iterable[TableEntry]) -> "pd.DataF
     """Entries as selections, one per row: the columns of the table and `schema.RECORDED`."""
     import pandas as pd
 
-    names = ["gfx", "cu_num", *(column.name for column in family.key_columns), *columns.RESULT]
+    names = [*columns.DEVICE_COLUMNS, *(column.name for column in family.key_columns), *columns.RESULT]
     rows = [(*map(entry.row.get, names), "", entry.place, entry.extra) for entry in entries]
     # As objects: numbers stay what they were, and None stays None.
     return pd.DataFrame(rows, columns=[*names, "format", *columns.RECORDED], dtype=object)

@@ -12,14 +12,14 @@ from gemmpipe.core.data import Scalar
 from gemmpipe.core.errors import UserError, quoted_repr, suggest_or_list
 from gemmpipe.core.files import is_formula, read_cells
 from gemmpipe.core.paths import write_atomic
-from gemmpipe.core.schema import RESULT
+from gemmpipe.core.schema import DEVICE_COLUMNS, RESULT
 from gemmpipe.family import Family, KernelDefaults
 from gemmpipe.family.problem import locate_key_columns, parse_key_value
 from gemmpipe.tables.cells import CellParser
 from gemmpipe.tables.merge import REPLAYED, MergeConflict, Row, RowPreference, is_timed, merge_rows, row_key
 from gemmpipe.tables.table_cache import TableCache
 
-_ALIASES = {"kernelid": "solidx", "errratio": "err_ratio", "arch": "gfx"}
+COLUMN_ALIASES = {"kernelid": "solidx", "errratio": "err_ratio", "arch": "gfx"}
 _GFX_OF_UNITS = {304: "gfx942", 80: "gfx942", 256: "gfx950", 132: "sm_90"}
 _UNITS_OF_GFX = {"gfx950": 256, "sm_90": 132}
 _REPAIR_HINT = "fix or delete the row; the file is unchanged"
@@ -80,7 +80,7 @@ def _parse(path: Path, family: Family) -> ParsedTable:
         raise UserError(f"{path}:1: no header, expected the columns of a tuned table of {family.name}")
     columns = _columns(header, family, f"{path}:1")
     parsers = [CellParser(column, family) for column in columns]
-    needed = ("gfx", "cu_num", *(column.name for column in family.key_columns if not column.optional))
+    needed = (*DEVICE_COLUMNS, *(column.name for column in family.key_columns if not column.optional))
     absent = [column.name for column in family.key_columns if column.optional and column.name not in columns]
     missing = tuple(name for name in needed if name not in columns)
     key_indices = [columns.index(name) for name in needed if name in columns]
@@ -119,15 +119,15 @@ TABLES = TableCache(parse=_parse, row_count=lambda sheet: len(sheet.rows))
 
 
 def _foreign(name: str, family: Family) -> bool:
-    return name not in ("gfx", "cu_num", *RESULT) and all(name != column.name for column in family.key_columns)
+    return name not in (*DEVICE_COLUMNS, *RESULT) and all(name != column.name for column in family.key_columns)
 
 
 def _columns(header: Sequence[str], family: Family, where: str) -> list[str]:
     """Our name of each column of the header. Raises UserError for a duplicate or missing one."""
     of_key = {index: name for name, index in locate_key_columns(header, family, where).items()}
-    known = {name.lower(): name for name in ("gfx", "cu_num", *RESULT)}
+    known = {name.lower(): name for name in (*DEVICE_COLUMNS, *RESULT)}
     found = [
-        of_key.get(index) or known.get(_ALIASES.get(name.lower(), name.lower()), name)
+        of_key.get(index) or known.get(COLUMN_ALIASES.get(name.lower(), name.lower()), name)
         for index, name in enumerate(header)
     ]
     duplicate = next((name for index, name in enumerate(found) if name in found[:index]), None)
@@ -211,7 +211,7 @@ def render(rows: Sequence[Row], family: Family, extra: Sequence[str]) -> str:
     """
     used = {c.name for c in family.key_columns if c.optional and any(row.get(c.name) is not None for row in rows)}
     key = (column.name for column in family.key_columns if not column.optional or column.name in used)
-    columns = list(dict.fromkeys(("gfx", "cu_num", *key, *RESULT, *family.extra_columns, *extra)))
+    columns = list(dict.fromkeys((*DEVICE_COLUMNS, *key, *RESULT, *family.extra_columns, *extra)))
     dtypes = [columns.index(column.name) for column in family.key_columns if column.kind == "dtype"]
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")

@@ -9,6 +9,7 @@ from gemmpipe.core.errors import shortened
 from gemmpipe.core.schema import FROM_FILE
 from gemmpipe.family import Family
 from gemmpipe.tables.merge import Rank, Row, RowKey, RowPreference, row_key, row_ranks
+from gemmpipe.tables.recorded import source_hash_of
 from gemmpipe.tables.store import ParsedTable, with_device_names
 
 
@@ -124,10 +125,6 @@ _KINDS = {
 """The category of a reason, by the first criterion of Rank that differs."""
 
 
-def _hash(row: Row) -> str:
-    return str(row.get("kernelName") or "").partition("@")[2]
-
-
 def _with_all_columns(best: TableEntry, twins: Sequence[TableEntry]) -> TableEntry:
     """The best entry with the foreign columns of all equal rows; of two texts the greater."""
     if len(twins) == 1:
@@ -154,7 +151,7 @@ def _reason(criterion: str, new: Row, old: Row, preference: RowPreference) -> st
     if criterion == "full_policy":
         return f"provisional ('{old.get('policy')}'), the other row was timed alone and in full"
     if criterion == "current":
-        return f"its kernel's source {_hash(old)} has changed since"
+        return f"its kernel's source {source_hash_of(old)} has changed since"
     if criterion in ("named_device", "device"):
         return _device_reason(str(old.get("device") or ""), str(new.get("device") or ""))
     if criterion in ("has_policy", "policy"):

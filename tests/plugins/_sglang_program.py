@@ -179,7 +179,7 @@ def main(sources: str, packages: str, folder: str) -> None:
     os.environ["GEMMPIPE_GIVEN_TABLES_ONLY"] = "1"
     with ExitStack() as stack:
         device = pretend_an_h200(stack)
-        stack.enter_context(mock.patch("gemmpipe.plugins.sglang_notice.device_by_index", return_value=device))
+        stack.enter_context(mock.patch("gemmpipe.runtime.cache.device_by_index", return_value=device))
         from sglang.kernels.ops.gemm import fp8_kernel
 
         stack.enter_context(mock.patch.object(fp8_kernel, "get_device_name", return_value="NVIDIA H200"))

@@ -33,7 +33,7 @@ REPLACED = (
     "runtime.dispatch.device_by_index",
     "runtime.moe.device_by_index",
     "plugins.engine_dispatch.device_by_index",
-    "plugins.vllm_notice.device_by_index",
+    "runtime.cache.device_by_index",
 )
 
 
