@@ -63,7 +63,7 @@ def _notices(capsys: pytest.CaptureFixture[str]) -> list[str]:
         ("chain=[load,bench,called,report]", "chain=[load,bench,verify_calls,verify_report]"),
         ("stages.load.of=table", "stages.load.read=table"),
         ("stages.compare.against='x of: y'", "stages.compare.baseline='x of: y'"),
-        ("stages.compare.rates.sm_90.bytes_per_s=5e12", "roofline.sm_90.bytes_per_s=5e12"),
+        ("stages.compare.rates.sm_90.bytes_per_s=5e12", "roofline.h200.bytes_per_s=5e12"),
         ("+stages.compare.rates.gfx942={bytes_per_s:1e12}", "+roofline.gfx942={bytes_per_s:1e12}"),
         ("stages.compare.ratesome=1", "stages.compare.ratesome=1"),
         ("shapes.path=report/called.csv", "shapes.path=report/called.csv"),

@@ -42,8 +42,8 @@ STAGE_KEYS: Mapping[str, Mapping[str, str]] = {
         "within_pct": "max_drift_pct",
     },
 }
-MOVED_KEYS = {"stages.compare.rates": "roofline"}
-"""Keys with another parent now; full paths, with the current names above them."""
+MOVED_KEYS = {"stages.compare.rates.sm_90": "roofline.h200", "stages.compare.rates": "roofline"}
+"""Keys with another parent now; full paths, with the current names above them. The first one that matches counts."""
 OPTIONS: Mapping[str, Mapping[str, str]] = {"search": {"_looks": "_rungs", "learned": "forest"}, "stage": STAGES}
 
 _reported: set[str] = set()

@@ -139,7 +139,7 @@ def _with_roofline(tree: dict[str, Any]) -> dict[str, Any]:
         return tree  # a stage of the user's own, with a key of this name
     note("stages.compare.rates", roofline.GROUP)
     del compare["rates"]
-    rates = {gfx: {**current.get(gfx, {}), **given} for gfx, given in old.items()}
+    rates = {name: {**current.get(name, {}), **given} for name, given in old.items()}
     return {**tree, roofline.GROUP: {**current, **rates}, "stages": {**tree["stages"], "compare": compare}}
 
 

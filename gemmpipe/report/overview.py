@@ -17,7 +17,15 @@ from gemmpipe.core.units import MISSING, count_text, duration_text, percent_text
 from gemmpipe.report.attention import attention_lines, product_name, records
 from gemmpipe.report.data import RunData
 from gemmpipe.report.product_table import knob_text
-from gemmpipe.report.results import COMPARABLE, CONVERTED, RegimeResult, RunFigures, run_figures, spread
+from gemmpipe.report.results import (
+    COMPARABLE,
+    CONVERTED,
+    RegimeResult,
+    RunFigures,
+    derived_rates_text,
+    run_figures,
+    spread,
+)
 from gemmpipe.report.run_folder import RUNNING
 from gemmpipe.report.screen import MEMORY_TITLE, MEMORY_TITLES, memory_limits
 from gemmpipe.report.speedup import is_conversion, library_cell, marked_speedup_text, range_text, speedup_cell
@@ -110,9 +118,9 @@ def _comparison_notes(data: RunData) -> list[str]:
             f"{_FOR_ONE_ORDER if any(c.name == 'x_scale' for c in data.family.key_columns) else ''}."
         )
     if not data.products["share"].notna().any() and len(data.products):
-        notes.append(
-            "No floor: the peak rates of this architecture are not measured (the option roofline has those that are)."
-        )
+        notes.append("No floor: no option of the group roofline has the peak rates of this device.")
+    if derived := derived_rates_text(data.products):
+        notes.append(f"{derived[0].upper()}{derived[1:]}.")
     return notes
 
 
@@ -236,7 +244,7 @@ def _share_map(title: str, rows: Rows, targets: Targets) -> Markup:
     )
     note = tag(
         "p",
-        "The floor: bytes or operations at measured peak rates, whichever takes longer, plus a launch.",
+        "The floor: bytes or operations at the device's peak rates, whichever takes longer, plus a launch.",
         class_="note",
     )
     data = Data(

@@ -1,14 +1,14 @@
 """The products of a report: figures of each choice, with its floor and the text of its sizes."""
 
 import json
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from gemmpipe.core import schema
 from gemmpipe.core.data import is_plausible_time_us
 from gemmpipe.core.errors import UserError
 from gemmpipe.core.files import is_number
-from gemmpipe.family.roofline import Roofline, floor_us, rooflines_of, shipped_rooflines
+from gemmpipe.family.roofline import Roofline, rooflines_of, shipped_rooflines
 from gemmpipe.report.data import REPORTED
 from gemmpipe.report.results import product_results
 
@@ -39,12 +39,10 @@ def product_frame(
     cells = [_typed(row) for row in rows if not row.get("format")]
     timed = [row for row in cells if is_plausible_time_us(row.get("us"))]
     names = list(dict.fromkeys(name for row in timed for name in row)) or ["us"]
-    results = product_results(pd.DataFrame(timed, columns=names, dtype=object), family)
+    results = product_results(pd.DataFrame(timed, columns=names, dtype=object), family, _rooflines(config))
     kept = {name: [row.get(name) for row in timed] for name in REPORTED}
     frame = results.assign(**{name: pd.Series(column, dtype=object) for name, column in kept.items()})
-    floors = [_floor_us(row, family, config) for row in frame.to_dict("records")]
-    frame = frame.assign(floor_us=pd.Series(floors, dtype=object))
-    frame["share"] = [None if not floor else floor / us for floor, us in zip(floors, frame["us"], strict=True)]
+    frame["share"] = frame["floor_share"]
     frame["shape"] = _shapes(frame, family)
     sizes = [name for name in family.sizes if name in frame]
     return frame.sort_values([*sizes, "shape", "rows"], kind="stable", ignore_index=True) if len(frame) else frame
@@ -58,15 +56,6 @@ def _number(value: object) -> float | None:
     if isinstance(value, str):
         return float(value) if is_number(value) else None
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) and value == value else None
-
-
-def _floor_us(row: Mapping[Hashable, Any], family: "Family", config: Mapping[str, Any] | None) -> float | None:
-    """The floor of a product in us; None for an architecture without measured rates."""
-    key = {column.name: row[column.name] for column in family.key_columns}
-    try:
-        return floor_us(str(row["gfx"] or ""), family, key, rooflines=_rooflines(config))
-    except UserError:  # a key of a stranger's table that contradicts itself has no floor
-        return None
 
 
 def _rooflines(config: Mapping[str, Any] | None) -> Mapping[str, Roofline]:

@@ -66,7 +66,7 @@ def missing(data: RunData) -> Iterator[Missing]:
         why = ("the recording has no library", "tune on a GPU") if data.recorded else _NO_LIBRARY_TIMED
         yield "a comparison with a library", f"{counted(absent, 'product')}: {why[0]}", why[1]
     if len(products) and not products["share"].notna().any():
-        yield "the floor", "no measured rates of this architecture", "roofline=FILE"
+        yield "the floor", "no rates of this device", "roofline=FILE"
     yield from _untimed(data)
 
 

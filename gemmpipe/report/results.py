@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gemmpipe.core.data import NOISY, Problem, median
-from gemmpipe.family.roofline import floor_us as roofline_floor_us
-from gemmpipe.family.roofline import shipped_rooflines
+from gemmpipe.family.roofline import find_roofline
 from gemmpipe.tables.merge import SHARED_CPU, SHARED_GPU
 
 if TYPE_CHECKING:
@@ -62,6 +61,7 @@ PRODUCTS = (
     "speedup_high",
     "floor_us",
     "floor_share",
+    "floor_measured",
     "near_ties",
     "runner_up",
     "noise_pct",
@@ -75,6 +75,7 @@ is no speed-up; `speedup` is `library_us` over `us`, paired by round where that
 is stored (older tables have the interval of the paired ratio alone: its geometric middle), else of the medians;
 `either_order` is True if x's block scales may come in either memory order: a library's time then contains its copy;
 `floor_share` is `floor_us`, the least time by the device's rates, over `us`: 1 is the fastest that is possible;
+`floor_measured` is False where these rates are derived from a specification;
 `policy` is how the row was timed (`is_shared`)."""
 
 
@@ -144,8 +145,8 @@ def product_results(
 ) -> "pd.DataFrame":
     """One row per problem of a selections table, or of a tuned table's rows: the family's key and `PRODUCTS`.
 
-    Rows of buckets (`format` not empty) are left out. Missing columns give missing values. `rooflines` are rates by
-    architecture (a run's own: `rooflines_of(manifest["config"])`); None: the shipped ones.
+    Rows of buckets (`format` not empty) are left out. Missing columns give missing values. `rooflines` are the rates of
+    devices (a run's own: `rooflines_of(manifest["config"])`); None: the shipped ones.
     """
     import pandas as pd
 
@@ -153,8 +154,7 @@ def product_results(
     keys = [column.name for column in family.key_columns]
     labels = {implementation.label for implementation in family.implementations}
     records: Sequence[Mapping[Hashable, Any]] = own.to_dict("records")
-    rates = shipped_rooflines() if rooflines is None else rooflines
-    rows = [{**_key_cells(record, keys), **_result_cells(record, family, labels, rates)} for record in records]
+    rows = [{**_key_cells(record, keys), **_result_cells(record, family, labels, rooflines)} for record in records]
     _pad_libraries(rows, [k for k in keys if k != family.rows_column])
     return pd.DataFrame(rows, columns=list(dict.fromkeys([*keys, *PRODUCTS])))
 
@@ -206,6 +206,12 @@ def regime_results(products: "pd.DataFrame") -> tuple[RegimeResult, ...]:
     return tuple(found)
 
 
+def derived_rates_text(products: "pd.DataFrame") -> str:
+    """What the floor is not, for products of `product_results`; empty where it has measured rates alone."""
+    derived = any(measured is False for measured in products["floor_measured"])
+    return "the floor's rates are derived from a specification, not measured" if derived else ""
+
+
 def is_shared(policy: object) -> bool:
     """True for the policy of a row that was timed while other processes used the device."""
     return not set(SHARED).isdisjoint(str(policy or "").split())
@@ -225,7 +231,7 @@ def _key_cells(record: Mapping[Hashable, Any], keys: Sequence[str]) -> dict[str,
 
 
 def _result_cells(
-    record: Mapping[Hashable, Any], family: "Family", own: set[str], rooflines: "Mapping[str, Roofline]"
+    record: Mapping[Hashable, Any], family: "Family", own: set[str], rooflines: "Mapping[str, Roofline] | None"
 ) -> dict[str, Any]:
     """The cells of one selection, compared with its own library path."""
     us, library_us = (_number(record.get(name)) for name in ("us", "baseline_us"))
@@ -234,7 +240,9 @@ def _result_cells(
     paired = _number(record.get("ratio")) or (math.sqrt(low * high) if low and high else None)
     ratio = paired or (us / library_us if us and library_us else None)
     problem = problem_of(record, family)
-    floor_us = roofline_floor_us(str(record.get("gfx")), family, problem, rooflines=rooflines)
+    device = record.get("device")
+    roofline = find_roofline(str(record.get("gfx")), None if _is_missing(device) else str(device), rooflines)
+    floor_us = roofline.floor_us(family, family.spec(problem)) if roofline is not None else None
     return {
         "problem": problem.id,
         "rows": problem.rows,
@@ -253,6 +261,7 @@ def _result_cells(
         "speedup_high": 1 / low if low else None,
         "floor_us": floor_us,
         "floor_share": floor_us / us if floor_us and us else None,
+        "floor_measured": roofline.measured if roofline is not None else None,
         "near_ties": _number(record.get("near_ties")),
         "noise_pct": _number(record.get("noise_pct")),
         "noisy": bool(p20_us and p80_us and p80_us > NOISY * p20_us),

@@ -28,6 +28,7 @@ from gemmpipe.report.results import (
     PADDED,
     RegimeResult,
     RunFigures,
+    derived_rates_text,
     is_shared,
     spread,
 )
@@ -84,6 +85,8 @@ def screen_lines(facts: RunFacts, figures: RunFigures, products: "pd.DataFrame",
     lines.append(_solved_line(facts, figures))
     if any(regime.speedup or regime.floor_share for regime in figures.regimes):
         lines += [Line(text=""), *_regime_lines(figures.regimes)]
+    if derived := derived_rates_text(products):
+        lines.append(styled("  ", (derived, DIM)))
     lines += _library_lines(figures, products)
     if no_gain := no_gain_text(products.to_dict("records")):
         lines.append(styled("  ", (f"{no_gain}; retune=true times them again", WARN)))

@@ -15,7 +15,7 @@ from gemmpipe.report.data import TABLE, RunData
 from gemmpipe.report.diff_text import knobs_legend, knobs_text
 from gemmpipe.report.lines import wrapped
 from gemmpipe.report.remains import missing
-from gemmpipe.report.results import RegimeResult, run_figures
+from gemmpipe.report.results import RegimeResult, derived_rates_text, run_figures
 from gemmpipe.report.speedup import library_cell, marked_speedup_text, range_text, speedup_cell
 from gemmpipe.report.trial_frame import by_problem
 
@@ -80,6 +80,8 @@ def figure_lines(data: RunData, width: int) -> Iterator[str]:
     if figures.stay:
         stay = verb(figures.stay, "stays", "stay")
         yield f"{counted(figures.stay, 'product')} {stay} with the library, whose path is the fastest: not compared"
+    if derived := derived_rates_text(data.products):
+        yield derived
     for text in attention_lines(data):
         yield f"look at: {text}"
 

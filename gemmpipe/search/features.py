@@ -159,7 +159,7 @@ def _analytic_features(spec: GemmSpec, device: Device, knob_columns: Array, raw:
     m_tile, n_tile, k_tile, splits, warps, stages, swapped = (raw[:, i] for i in range(len(_RAW_KNOBS)))
     splits, warps, stages = (np.where(np.isnan(a), b, a) for a, b in ((splits, 1), (warps, _WARPS), (stages, 3)))
     units, item = max(1, device.cu_num), _BYTES.get(spec.w_dtype, 1)
-    roofline = roofline_or_reference(device.gfx)
+    roofline = roofline_or_reference(device.gfx, device.name)
     flops_per_s = roofline.flops_8_per_s / _LOOP_SLOWDOWN  # of operands of one byte
     cache_bytes_per_s = roofline.bytes_per_s * _CACHE_SPEED
     lanes = warps * device.warp_size

@@ -99,7 +99,7 @@ class Context:
     incumbents: Mapping[str, tuple[Candidate, ...]]
     """By problem id: the choices of the output table."""
     rooflines: Mapping[str, Roofline] = field(default_factory=dict)
-    """By architecture, as configured; without an entry there is no floor."""
+    """By name, as configured; a device without an entry has no floor."""
     policy: str
     """How times are taken, as the tables store it; times of different policies are not compared."""
     journal: Journal

@@ -66,8 +66,7 @@ class Capture(Stage):
         if self.cover_pct == 100:
             return found
         recorded_us = context.source.recorded_us(context.family, context.defaults, context.device.gfx)
-        gfx = context.device.gfx
-        roofline = context.rooflines.get(gfx) or roofline_or_reference(gfx)
+        roofline = roofline_or_reference(context.device.gfx, context.device.name, context.rooflines)
         kept, pct = covering_problems(found, context.family, recorded_us, self.cover_pct, roofline)
         how = "as recorded" if all(problem.id in recorded_us for problem in found) else "estimated from sizes"
         of_all = f"{len(kept):,} of {counted(len(found), 'problem')} {verb(len(kept), 'makes', 'make')} up"

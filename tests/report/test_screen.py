@@ -24,7 +24,8 @@ KNOBS = '{"BLOCK_SIZE_M":64,"BLOCK_SIZE_N":128,"BLOCK_SIZE_K":128,"GROUP_SIZE_M"
 
 def _products(*rows: tuple[int, float, float, dict[str, object]], gfx: str = "cpu_avx512") -> pd.DataFrame:
     key = {"N": 1280, "K": 8192, "dtype": "torch.float8_e4m3fn", "outdtype": "torch.bfloat16"}
-    shared = {"format": "", "gfx": gfx, "kernelName": "k@1", "config": KNOBS, "near_ties": 0, **key}
+    device = "NVIDIA H200" if gfx == "sm_90" else "AMD EPYC"
+    shared = {"format": "", "gfx": gfx, "device": device, "kernelName": "k@1", "config": KNOBS, "near_ties": 0, **key}
     return product_results(
         pd.DataFrame([{**shared, "M": m, "us": us, "baseline_us": them, **more} for m, us, them, more in rows]),
         BLOCKSCALE,

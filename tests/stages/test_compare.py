@@ -17,6 +17,7 @@ from gemmpipe.backends.quack import Quack
 from gemmpipe.backends.same_size import SameSize
 from gemmpipe.cli.main import main
 from gemmpipe.core.data import Device
+from gemmpipe.core.device import cpu_device
 from gemmpipe.core.signals import OutOfTime
 from gemmpipe.family import GemmSpec, Scaling
 from gemmpipe.stages.bench import Bench
@@ -59,7 +60,8 @@ def compare(folder: Path, capfd: pytest.CaptureFixture[str], own_locks: None) ->
 def test_on_a_cpu(folder: Path, compare: Callable[..., Compare]) -> None:
     args = ("kernel=a16w16", "shapes=list", ITEMS, "timer@stages.bench.timer=quick", "device=cpu")
     assert main([*args, "format=[csv]"]) == 0
-    run_dir, text = compare(*args)
+    rates = "bytes_per_s:1e12,flops_16_per_s:1e15,flops_8_per_s:1e15,launch_us:0.01,measured:false"
+    run_dir, text = compare(*args, f"+roofline.{cpu_device().gfx}={{{rates}}}")
     compared = pd.read_csv(run_dir / "compared.csv")
     assert compared["M"].tolist().count(4) == compared["M"].tolist().count(16) > 2
     timed = compared[compared["us"].notna()]
@@ -67,7 +69,9 @@ def test_on_a_cpu(folder: Path, compare: Callable[..., Compare]) -> None:
     assert timed["status"].eq("ok").all(), "all entries are timed in all rounds"
     tuned = timed[timed["name"] == "tuned"]
     assert tuned["over_tuned"].tolist() == [1.0, 1.0]
-    assert compared["floor_us"].isna().all(), "there are no rates for a CPU"
+    assert compared["floor_us"].between(0.02, 0.04).all(), "64 x 128 by the given rates"
+    assert timed["over_floor"].gt(1).all()
+    assert "floor  its rates are derived from a specification, not measured" in text.splitlines()
     absent = compared[compared["us"].isna()].drop_duplicates("name").set_index("name")
     assert {"deepgemm", "quack", "same_size blockwise", "triton.autotune", "untuned", "own kernels"} <= set(
         absent.index

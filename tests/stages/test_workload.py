@@ -12,7 +12,7 @@ from gemmpipe.pipeline.summary import saving_lines
 from gemmpipe.stages.capture import Capture
 from gemmpipe.stages.workload import covering_problems, estimate_us, saving
 
-H200 = shipped_rooflines()["sm_90"]
+H200 = shipped_rooflines()["h200"]
 
 
 def problem(m: int, n: int, k: int, weight: float = 1.0) -> Problem:

@@ -55,11 +55,7 @@ def _times(compared: "pd.DataFrame", colours: Colours) -> Section:
     notes = [
         "N x K above each chart; the lines at a point are from the 20 % to the 80 % quantile of its samples.",
         *(f"{note}." for mark, note in NOTES.items() if mark in used),
-        *(
-            []
-            if has_floor
-            else ["No floor: the peak rates of this architecture, or an empty kernel, were not measured."]
-        ),
+        *([] if has_floor else ["No floor: no option of the group roofline has the peak rates of this device."]),
     ]
     body = join(
         [

@@ -14,7 +14,7 @@ from gemmpipe.core.errors import UserError, suggest_or_list
 from gemmpipe.core.events import counted
 from gemmpipe.core.files import read_object
 from gemmpipe.core.text_table import terminal_width
-from gemmpipe.family.roofline import floor_us
+from gemmpipe.family.roofline import find_roofline, floor_us
 from gemmpipe.stages import Context, Stage
 from gemmpipe.stages.compare import summary as regimes
 from gemmpipe.stages.compare.entries import NAMES, OWN, TUNED
@@ -58,7 +58,7 @@ _BLOCKWISE = f"{SameSize.label} {BLOCKWISE}"
 
 @dataclass(frozen=True, kw_only=True)
 class Compare(Stage):
-    """Gives `compared`, a row per problem and name; the floor is that of the architecture's roofline."""
+    """Gives `compared`, a row per problem and name; the floor is that of the device's roofline."""
 
     regimes: tuple[int, ...]
     """The largest M of each regime of the summary; one more regime has the larger Ms."""
@@ -91,6 +91,9 @@ class Compare(Stage):
         compared = pd.DataFrame(rows, columns=list(COMPARED))
         summary = regimes.summarize(compared, self.regimes)
         context.final_lines[:] = regimes.lines(compared, summary, self.baseline, terminal_width())
+        roofline = find_roofline(context.device.gfx, context.device.name, context.rooflines)
+        if roofline is not None and not roofline.measured:
+            context.final_lines.append("floor  its rates are derived from a specification, not measured")
         context.final_lines.extend(_tuning_cost_lines(tables["lineup"], context.run_dir.parent.parent))
         if self.plot:
             path = plot(compared, context.run_dir / "compare.html", context.device.name, summary)
@@ -106,7 +109,14 @@ class Compare(Stage):
     ) -> list[dict[str, object]]:
         named = {str(e["name"]): trials.get((problem.id, str(e["candidate"]))) for e in entries}
         launch_us = row_time_us(named.get(f"{SameSize.label} {EMPTY}"))
-        floor = floor_us(context.device.gfx, context.family, problem, launch_us=launch_us, rooflines=context.rooflines)
+        floor = floor_us(
+            context.device.gfx,
+            context.family,
+            problem,
+            device=context.device.name,
+            launch_us=launch_us,
+            rooflines=context.rooflines,
+        )
         spec = context.family.spec(problem)
         cells = {"problem": problem.id, "M": spec.m, "N": spec.n, "K": spec.k, "floor_us": floor}
         rows = []
