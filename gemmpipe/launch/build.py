@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from copy import copy
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -139,13 +140,31 @@ class LoadedKernel:
         warps, _, *rest = metadata
         return (grid[0] // cluster, *grid[1:]), (warps, cluster, *rest)
 
+    def triton_launcher(self, *, launch_pdl: bool) -> Any:
+        """Triton's launcher; without `launch_pdl` one whose launches begin after the previous kernel's end.
+
+        With programmatic dependent launch a kernel takes longer after a kernel that lets nothing start early: 4 % for
+        few rows (H200, 2026-11-26, docs/results.md).
+        """
+        run = self.kernel.run
+        if launch_pdl or not getattr(run, "launch_pdl", False):
+            return run
+        plain = copy(run)
+        plain.launch_pdl = False
+        return plain
+
     def launcher(
-        self, grid: tuple[int, int, int], arguments: Mapping[str, object], cluster: int = 1
+        self,
+        grid: tuple[int, int, int],
+        arguments: Mapping[str, object],
+        cluster: int = 1,
+        *,
+        launch_pdl: bool = True,
     ) -> Callable[[], None]:
         """A launch on the stream that is current at the call, safe to capture in a CUDA graph.
 
         `arguments` has every parameter that is not a constant; its tensors are kept alive. `cluster`: see
-        cluster_launch.
+        cluster_launch; `launch_pdl`: see triton_launcher.
         """
         constants = dict(self.build.constants)
         if self.interpreted:
@@ -153,7 +172,7 @@ class LoadedKernel:
         from triton.runtime import driver
 
         values = tuple(constants[p] if t == "constexpr" else arguments[p] for p, t in self.build.signature)
-        run, function = self.kernel.run, self.kernel.function
+        run, function = self.triton_launcher(launch_pdl=launch_pdl), self.kernel.function
         grid, metadata = self.cluster_launch(grid, cluster)
         current_stream, device = driver.active.get_current_stream, driver.active.get_current_device()
 

@@ -106,6 +106,8 @@ class KernelLaunch:
     zero_output: bool = False
     cluster: int = 1
     """Programs per cluster along x; it divides the grid."""
+    launch_pdl: bool = False
+    """See KernelImplementation."""
 
     def operands(self, parts: "torch.Tensor | None", counters: "torch.Tensor | None") -> dict[str, object]:
         """The values of all parameters that are not constants, with this workspace."""
@@ -125,8 +127,15 @@ class KernelLaunch:
         return launch
 
 
+@dataclass(frozen=True, kw_only=True)
 class KernelImplementation(Implementation):
     """An implementation with one kernel launch per call."""
+
+    launch_pdl: bool = False
+    """True: the launch begins while the previous kernel ends (programmatic dependent launch), if its kernel can.
+
+    It pays only after a kernel that lets the next one start early, such as our quantisers.
+    """
 
     def scale_orders(self, spec: GemmSpec) -> tuple[str, ...]:
         """The memory orders of x's block scales that it reads directly; others must be copied to the first one."""
@@ -175,7 +184,9 @@ class _Binder:
                 one = self._launch(own.inputs, own.prepared, own.out)
                 if one.build != loaded.build:  # scales in another memory order
                     loaded = load_build(one.build, self._device)
-        return one.call(loaded.launcher(one.grid, one.operands(*workspace), one.cluster), own.out)
+        return one.call(
+            loaded.launcher(one.grid, one.operands(*workspace), one.cluster, launch_pdl=one.launch_pdl), own.out
+        )
 
     @cached_property
     def _rebinding(self) -> ArgumentRebinder | None:

@@ -7,12 +7,13 @@ compiles once.
 
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
 from gemmpipe.core.data import Device
 from gemmpipe.core.errors import UserError
+from gemmpipe.launch.launch import KernelImplementation
 from gemmpipe.plugins.tuned_products import reads_weight_as_given
 from gemmpipe.runtime.binding import GemmCall, is_capturing
 from gemmpipe.runtime.cache import BindRequest, BoundCall, CallKey, KernelCache, device_by_index
@@ -55,6 +56,9 @@ class EngineKernel:
     """Backends of gemmpipe that run this kernel's library: a row with one of them is answered by this kernel."""
     least_gain: float = 0.0
     """For a kernel that is the rows' baseline: rows that are ahead of it by less are answered by this kernel too."""
+
+    after_quantiser: bool = False
+    """True if x comes from our quantiser, whose end the product's launch may overlap."""
 
     def keeps(self, selected: LookupResult) -> str:
         """Why a row is answered by this kernel; empty if its own candidate answers."""
@@ -112,7 +116,9 @@ def tuned_call(cache: KernelCache, request: BindRequest, kernel: EngineKernel | 
             LOG.log_step(f"{request.problem.id}: {ENGINE_STEP}: {selected.source}: {why}")
             return None
         try:
-            call = request.bind(selected)
+            call = request.bind(
+                _launched_early(selected) if kernel is not None and kernel.after_quantiser else selected
+            )
             if call is None:
                 continue
             out = request.run(call)
@@ -127,6 +133,15 @@ def tuned_call(cache: KernelCache, request: BindRequest, kernel: EngineKernel | 
     LOG.record_step(cache.family.name, request.problem.id, ENGINE_STEP)
     LOG.log_step(f"{request.problem.id}: {ENGINE_STEP}: no row, the engine's own kernel")
     return None
+
+
+def _launched_early(selected: LookupResult) -> LookupResult:
+    """The same, with a launch that begins while the previous kernel ends."""
+    runnable = selected.runnable
+    if not isinstance(runnable.implementation, KernelImplementation):
+        return selected
+    early = replace(runnable.implementation, launch_pdl=True)
+    return replace(selected, runnable=replace(runnable, implementation=early))
 
 
 def _usable(results: Iterator[LookupResult], kernel: EngineKernel | None) -> Iterator[LookupResult]:

@@ -80,6 +80,11 @@ def register_quantise_operators(
     _ANNOUNCE[:] = [announce] if announce is not None else []
 
 
+def are_registered() -> bool:
+    """True after `register_quantise_operators`: activations of products by blocks come from our quantisers."""
+    return bool(_ENGINE)
+
+
 @cache
 def _library() -> torch.library.Library:
     """The operators, kept for the process; without tags, as vLLM's: torch passes both the strides that they have."""

@@ -24,6 +24,7 @@ from vllm.platforms import PlatformEnum, current_platform
 
 from gemmpipe.core.data import Scalar
 from gemmpipe.core.errors import one_line
+from gemmpipe.plugins import quantise_operators
 from gemmpipe.plugins.engine_dispatch import (
     DTYPES_16BIT,
     KERNEL_ATTRIBUTE,
@@ -153,7 +154,9 @@ class GemmpipeFp8BlockKernel(_Ours, Fp8BlockScaledMMLinearKernel):  # type: igno
         name, call = _kernel_name(self, weight), block_call(super().apply_block_scaled_mm)
         libtypes = libraries_of(name)
         if self.apply_input_quant:
-            return EngineKernel(name=name, call=call, libtypes=libtypes)
+            return EngineKernel(
+                name=name, call=call, libtypes=libtypes, after_quantiser=quantise_operators.are_registered()
+            )
         inner = getattr(self, "fallback", None)  # of a kernel that quantises x itself for few rows alone
         if not isinstance(inner, Fp8BlockScaledMMLinearKernel) or not inner.apply_input_quant:
             return None
@@ -163,6 +166,7 @@ class GemmpipeFp8BlockKernel(_Ours, Fp8BlockScaledMMLinearKernel):  # type: igno
             from_16bit=call,
             quantise=block_quantiser(inner),
             libtypes=libtypes,
+            after_quantiser=quantise_operators.are_registered(),
         )
 
     def apply_block_scaled_mm(

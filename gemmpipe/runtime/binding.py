@@ -246,7 +246,7 @@ def bind_kernel(
         if loaded.interpreted:
             return None
         numbers = {name: value for name, value in one.arguments.items() if address_of(value) is None}
-        ready = bind_launch(loaded, one.grid, one.cluster, numbers)
+        ready = bind_launch(loaded, one.grid, one.cluster, numbers, launch_pdl=one.launch_pdl)
     strides = None if len(orders) == 1 or given.x_scale is None else _kernel_strides(given.x_scale, inputs.x_scale)
     slots = _argument_slots(one, ready, inputs, weights, out, strides)
     if slots is None:

@@ -46,20 +46,30 @@ class BoundKernel:
 
 
 def bind_launch(
-    loaded: LoadedKernel, grid: tuple[int, int, int], cluster: int, arguments: Mapping[str, object]
+    loaded: LoadedKernel,
+    grid: tuple[int, int, int],
+    cluster: int,
+    arguments: Mapping[str, object],
+    *,
+    launch_pdl: bool = True,
 ) -> BoundKernel:
-    """Bind a loaded kernel; `arguments` has every parameter that is neither constant nor address."""
+    """Bind a loaded kernel; `arguments` has every parameter that is neither constant nor address.
+
+    `launch_pdl`: see LoadedKernel.triton_launcher.
+    """
     known = {**dict(loaded.build.constants), **arguments}
     positions = {name: index for index, (name, _) in enumerate(loaded.build.signature)}
     return BoundKernel(
-        launch=_launch(loaded, grid, cluster), values=tuple(known.get(name) for name in positions), positions=positions
+        launch=_launch(loaded, grid, cluster, launch_pdl=launch_pdl),
+        values=tuple(known.get(name) for name in positions),
+        positions=positions,
     )
 
 
-def _launch(loaded: LoadedKernel, grid: tuple[int, int, int], cluster: int) -> BoundLaunch:
+def _launch(loaded: LoadedKernel, grid: tuple[int, int, int], cluster: int, *, launch_pdl: bool) -> BoundLaunch:
     from triton import __version__ as version
 
-    run, function = loaded.kernel.run, loaded.kernel.function
+    run, function = loaded.triton_launcher(launch_pdl=launch_pdl), loaded.kernel.function
     (x, y, z), metadata = loaded.cluster_launch(grid, cluster)
     if version.startswith(_DIRECT_LAUNCH_TRITON) and type(run).__name__ == "CudaLauncher" and not _scratch_bytes(run):
         start, together, early = run.launch, run.launch_cooperative_grid, run.launch_pdl

@@ -3,7 +3,8 @@
 `QuantisedFirst` makes candidates for x [M, K] in 16 bits and w [N, K] in fp8, with scales of 128 x 128 blocks or of
 rows, from an implementation that multiplies fp8 operands: a launch of the quantiser, then the product. x gets a scale
 per row and 128 columns, or per row. On NVIDIA GPUs from sm_90 on the product's launch overlaps the quantiser
-(programmatic dependent launch) if its kernel supports that.
+(programmatic dependent launch) if its kernel supports that; the quantiser's overlaps nothing, since foreign kernels let
+nothing start early.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -124,7 +125,7 @@ def quantised_inputs(spec: GemmSpec, device: Device, x: "torch.Tensor", order: s
         "x_stride": x.stride(0),
     }
     grid = (x.shape[0], ceil_div(blocks, _blocks_per_program(spec)[0]), 1)
-    run = load_build(quantiser_build(spec, device), device).launcher(grid, arguments)
+    run = load_build(quantiser_build(spec, device), device).launcher(grid, arguments, launch_pdl=False)
     scale = scratch["scale"] if order == ROW else scratch["scale"].t()
     return QuantisedInputs(inputs=Inputs(x=scratch["q"], x_scale=scale), run=run)
 
@@ -194,13 +195,18 @@ class QuantisedFirst(Implementation):
         product_spec = self._product_spec(spec)
         quantised = quantised_inputs(spec, device, inputs.x, product_spec.x_scale_orders[0])
         quantise = quantised.run
-        multiply = self.product.bind(product_spec, knobs, device, quantised.inputs, prepared, out)
+        multiply = self._overlapping_product().bind(product_spec, knobs, device, quantised.inputs, prepared, out)
 
         def launch() -> "torch.Tensor":
             quantise()
             return multiply()
 
         return launch
+
+    def _overlapping_product(self) -> Implementation:
+        """The product whose launch may begin while the quantiser ends."""
+        product = self.product
+        return replace(product, launch_pdl=True) if isinstance(product, KernelImplementation) else product
 
     def _product_spec(self, spec: GemmSpec) -> GemmSpec:
         """With block scales M-major where the product reads them so (TMA does), else row-major."""

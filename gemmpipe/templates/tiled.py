@@ -239,6 +239,7 @@ class TiledKernel(KernelImplementation):
             arguments=select_arguments(build, {**sizes, **self.arguments(inputs, prepared, out)}),
             parts=parts,
             counters=spec.batch * tiles_m * tiles_n if parts else 0,
+            launch_pdl=self.launch_pdl,
         )
 
     def workspace_bytes(self, spec: GemmSpec, knobs: Knobs) -> int:

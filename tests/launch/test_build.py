@@ -4,6 +4,7 @@ import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -11,9 +12,10 @@ from gemmpipe.core.data import Build
 from gemmpipe.core.device import arch_device
 from gemmpipe.family import KernelDefaults, load_family
 from gemmpipe.family.problem import make_problem
-from gemmpipe.launch.build import compile_kernel, find_kernel, is_interpreted
+from gemmpipe.launch.build import LoadedKernel, compile_kernel, find_kernel, is_interpreted
 
 SM_90 = arch_device("sm_90")
+EMPTY = Build(kernel="tests:none", source_hash="0" * 12, signature=(), constants=(), aligned=(), options=())
 
 
 @pytest.fixture
@@ -52,3 +54,20 @@ def test_threads_restore_the_knobs(build: Build) -> None:
     assert not any("\t.loc\t" in each for each in binaries)
     assert vars(knobs.compilation) == before
     assert "TRITON_DISABLE_LINE_INFO" not in os.environ
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_programmatic_dependent_launch_is_left_out_on_request(compiled: bool) -> None:
+    """Triton's own launcher stays as it is: another caller launches the same binary with it."""
+    run = SimpleNamespace(launch_pdl=compiled)
+    loaded = LoadedKernel(build=EMPTY, kernel=SimpleNamespace(run=run), interpreted=False)
+    assert loaded.triton_launcher(launch_pdl=True) is run
+    assert not loaded.triton_launcher(launch_pdl=False).launch_pdl
+    assert run.launch_pdl is compiled
+
+
+def test_a_launcher_without_dependent_launch_is_used_as_it_is() -> None:
+    """AMD's."""
+    run = SimpleNamespace()
+    loaded = LoadedKernel(build=EMPTY, kernel=SimpleNamespace(run=run), interpreted=False)
+    assert loaded.triton_launcher(launch_pdl=False) is run

@@ -35,7 +35,10 @@ class Bound:
     def __init__(self, build: Build, device: Device) -> None:
         self.build = build
 
-    def launcher(self, grid: tuple[int, int, int], arguments: Mapping[str, object], cluster: int) -> Callable[[], None]:
+    def launcher(
+        self, grid: tuple[int, int, int], arguments: Mapping[str, object], cluster: int, *, launch_pdl: bool
+    ) -> Callable[[], None]:
+        assert not launch_pdl, "a product alone overlaps the previous kernel"
         BOUND.append((grid, {name: _plain(value) for name, value in arguments.items()}))
         return lambda: None
 

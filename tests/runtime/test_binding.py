@@ -261,7 +261,8 @@ def test_the_launcher_of_a_known_triton_is_called_without_its_python_part(kernel
             kernel.launches.append(arguments)
 
         def __call__(self, x: int, y: int, z: int, stream: int, function: str, *arguments: object) -> None:
-            self.launch(x, y, z, stream, function, False, True, None, None, *arguments)
+            flags = self.launch_cooperative_grid, self.launch_pdl
+            self.launch(x, y, z, stream, function, *flags, None, None, *arguments)
 
     given, spec, chosen, device = made("a16w16", 32, {"NUM_KSPLIT": 2})
     kernel.run = CudaLauncher()
@@ -273,6 +274,7 @@ def test_the_launcher_of_a_known_triton_is_called_without_its_python_part(kernel
     out_at = 13 + [name for name, _ in build.signature].index("out_ptr")
     without_out = [[*found[:out_at], *found[out_at + 1 :]] for found in (direct, through_python)]
     assert without_out[0] == without_out[1]
+    assert not direct[6], "a product alone overlaps the previous kernel"
 
 
 def test_other_operands_of_the_key_go_where_they_lie(kernel: Kernel) -> None:

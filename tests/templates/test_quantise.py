@@ -3,15 +3,23 @@
 from dataclasses import replace
 
 import pytest
+import torch
 from interpreter_process import INTERPRETED, Interpreter
 
 from gemmpipe.backends.quantised_library import QuantisedLibrary
 from gemmpipe.core.device import arch_device
 from gemmpipe.core.spec import COLUMN, ROW
-from gemmpipe.family import GemmSpec, KernelDefaults, load_family
+from gemmpipe.family import GemmSpec, Inputs, KernelDefaults, Launch, Prepared, Weights, load_family
 from gemmpipe.family.problem import make_problem
 from gemmpipe.launch.build import compile_build
-from gemmpipe.templates.quantise import QuantisedFirst, quantised_spec, quantiser_build, weight_only_violation
+from gemmpipe.launch.launch import KernelImplementation, KernelLaunch
+from gemmpipe.templates.quantise import (
+    QuantisedFirst,
+    QuantisedInputs,
+    quantised_spec,
+    quantiser_build,
+    weight_only_violation,
+)
 
 H200 = arch_device("sm_90")
 FAMILY = load_family("linear_fp8_blockscale")
@@ -88,3 +96,37 @@ def test_a_library_multiplies_whole_groups_of_rows() -> None:
     (knobs, *_) = library.configs(spec_of(1), H200, None)  # type: ignore[arg-type]
     for m in (1, 2, 3, 5, 64):
         assert library.unsupported_reason(spec_of(m), library.normalise(spec_of(m), knobs, H200), H200) is None
+
+
+def test_only_the_product_after_the_quantiser_overlaps_the_launch_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Foreign kernels let nothing start early, and a launch that could costs time after them."""
+    seen: list[bool] = []
+
+    class Recorded(KernelImplementation):
+        label = "recorded"
+
+        def configs(self, *arguments: object) -> tuple[()]:
+            return ()
+
+        def unsupported_reason(self, *arguments: object) -> None:
+            return None
+
+        def launch(self, *arguments: object) -> KernelLaunch:
+            raise NotImplementedError
+
+        def bind(self, *arguments: object) -> Launch:
+            seen.append(self.launch_pdl)
+            return torch.Tensor
+
+    def quantised(spec: GemmSpec, device: object, x: object, order: str) -> QuantisedInputs:
+        return QuantisedInputs(inputs=Inputs(x=torch.zeros(1)), run=list)
+
+    monkeypatch.setattr("gemmpipe.templates.quantise.quantised_inputs", quantised)
+    first = QuantisedFirst(product=Recorded())
+    operands = Inputs(x=torch.zeros(1)), Prepared(weights=Weights(w=torch.zeros(1))), torch.zeros(1)
+    first.bind(spec_of(16), {}, H200, *operands)
+    assert seen == [True]
+    for family in ("a8w8_blockscale", "a8w8", "a16w16"):
+        own = [each for each in load_family(family).implementations if isinstance(each, KernelImplementation)]
+        assert own
+        assert not any(each.launch_pdl for each in own)

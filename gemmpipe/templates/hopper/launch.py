@@ -225,6 +225,7 @@ class WarpSpecialised(KernelImplementation):
             build=build,
             grid=(grid.programs, 1, 1),
             cluster=cluster_size(knobs),
+            launch_pdl=self.launch_pdl,
             arguments=arguments,
             parts=grid.parts,
             counters=2 * (grid.tiles - grid.whole) if grid.parts else 0,
