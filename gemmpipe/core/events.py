@@ -12,8 +12,8 @@ class Event:
 
     `kind` is one of `step` (stage `done` of `total` of the chain began), `stage` (it has `total` units of work, counted
     in `unit`), `progress` (`done` of `total`; `text` is what runs now), `line` (a line for the user), `detail` (a line
-    for `verbose=true`), `warning`, `rest` (what the step does after its next stage, in `rest_s`), `stopping` (the user
-    asked to stop; `text` is what is finished before).
+    for `verbose=true`), `warning`, `rest` (a new estimate of what its step does after the stage, in `rest_s`),
+    `stopping` (the user asked to stop; `text` is what is finished before).
     """
 
     kind: str
@@ -31,8 +31,8 @@ class Event:
     left_s: float | None = None
     """With `progress`: the seconds until the end of the run, where a budget ends it; None: as the work lets expect."""
     rest_s: float = 0.0
-    """With `step`: the expected seconds of the stages that follow with the same problems; with `rest`: of those of the
-    same step that follow its next one."""
+    """With `step`: the expected seconds of the stages that follow with the same problems; with `stage` and `rest`: of
+    those that follow in the same step, or how much more the stages that follow take than the step has said."""
     later: float = 0.0
     """With `step`: the problems of later batches over those of this one."""
     number: int = 1

@@ -89,6 +89,7 @@ def run_batched_stages(plan: Plan, tables: StageTables, context: Context) -> Sta
                 else:
                     part[name] = _concatenated(total.pop(name, None), part[name])
             steps.emit_step(plan, stage, inner, finished, later)
+            inner = replace(inner, finals_s=None if finished else steps.finals_after(plan, stage, inner))
             part = {**part, **_run_stage(plan, stage, part, inner)}
         seen += inner.problems
         finished += len(batch)

@@ -93,7 +93,7 @@ class RunProgress:
             self._step_rest_s = event.rest_s
         elif event.kind == "stage":
             self._begin(event.text, now)
-            self.total, self.unit = event.total, event.unit
+            self.total, self.unit, self._step_rest_s = event.total, event.unit, event.rest_s
             self._remaining = RemainingTime(now)
         elif event.kind == "progress":
             self.done, self.total = event.done, event.total or self.total
@@ -126,7 +126,7 @@ class RunProgress:
             return before_s
         batch_s = stage_s + self._step_rest_s + self._rest_s
         left_s = batch_s + self._later * (now - self._batch_began + batch_s)
-        if before_s is None:
+        if not before_s:  # none, or the time is over
             return left_s
         trust = min(1.0, self.share / _TRUSTED)
         return trust * left_s + (1 - trust) * before_s

@@ -147,6 +147,14 @@ class Context:
     """Arguments that choose the kernel, backends, devices and the user's folder, for commands that a stage prints."""
     already_tuned: list[Problem] = field(default_factory=list)
     """Problems of the source that the output has rows of."""
+    finals_s: Callable[[Mapping[str, float], int], float] | None = None
+    """For a screening on a GPU: the expected seconds of the finals after it, less those that its step has counted.
+
+    From the fastest time of each problem so far, in us by problem id, and the number of finalists of each. None: those
+    that the step has counted.
+    """
+    later_s: float = 0.0
+    """The expected seconds of what the step does after these finals: the functions of other engines."""
     final_lines: list[str] = field(default_factory=list)
     """Lines that a stage prints at the end of the run, for stages that accumulate all batches."""
 
@@ -249,6 +257,11 @@ class Stage(ABC):
     def usual_s(self, device: Device) -> float:
         """Its usual seconds per problem and device, for the estimate of a run's end; 0: too short to count."""
         return 0.0
+
+    def expected_s(self, context: Context) -> float:
+        """Its expected seconds for the problems of the context, before anything of them is known."""
+        devices = len(context.pool.devices) if context.pool_or_none is not None else 1
+        return len(context.problems) * self.usual_s(context.device) / devices
 
     @abstractmethod
     def run(self, tables: "dict[str, pd.DataFrame]", context: Context) -> "dict[str, pd.DataFrame]":

@@ -1,8 +1,9 @@
 """The bench stage: checks the shortlist against the reference and times it in interleaved rounds (the finals)."""
 
 from collections import Counter
-from collections.abc import Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, ClassVar
 
 from gemmpipe.bench.finals import FinalsJob
@@ -14,12 +15,15 @@ from gemmpipe.core.events import counted
 from gemmpipe.executors import BuildResult, JobResult, drain_on_interrupt
 from gemmpipe.stages import POLL_S, Context, Stage
 from gemmpipe.stages.dispatch import DeviceMonitor, dispatch_jobs
-from gemmpipe.stages.finals_work import BudgetFit, FinalsWork, recorded_times_us, usual_finals_s
+from gemmpipe.stages.finals_cost import ExpectedFinal, FinalsCost, expected_s, expected_times_us
+from gemmpipe.stages.finals_work import BudgetFit, FinalsWork, usual_finals_s
 from gemmpipe.stages.needed_builds import FinalsBuilds
 from gemmpipe.stages.rows import candidate_of, trial_frame
 
 if TYPE_CHECKING:
     import pandas as pd
+
+_ALWAYS_TIMED = ("incumbent", "compared", "unlike")  # roles in the shortlist
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +61,24 @@ class Bench(Stage):
         """
         return usual_finals_s(()) if device.kind == "cpu" else 0.08 + 0.0067 * self.timer.rounds
 
+    def finals_s(self, context: Context) -> Callable[[Mapping[str, float], int], float]:
+        """The expected seconds of the finals on a GPU, as `Context.finals_s` has them."""
+        usual_s, devices = self.usual_s(context.device), len(context.pool.devices)
+
+        @cache
+        def finals(finalists: int) -> list[ExpectedFinal]:
+            costs = {p.id: self.cost(p, context) for p in context.problems}
+            return [ExpectedFinal(screened=name, finalists=finalists, cost=cost) for name, cost in costs.items()]
+
+        return lambda fastest_us, finalists: expected_s(finals(finalists), fastest_us, usual_s) / devices
+
+    def cost(self, problem: Problem, context: Context, *, all_rounds: bool = False) -> FinalsCost:
+        """What the finals of a problem cost; with `all_rounds` some finalists run all of them."""
+        spec = context.family.spec(problem)
+        return FinalsCost(
+            family=context.family, spec=spec, timer=self.timer, device=context.device, all_rounds=all_rounds
+        )
+
     def run(self, tables: "dict[str, pd.DataFrame]", context: Context) -> "dict[str, pd.DataFrame]":
         """Returns the trials of the finals; screening trials of other candidates stay in the table."""
         import numpy as np
@@ -85,10 +107,15 @@ class Bench(Stage):
         progress = _FinalsProgress(context)
         jobs = [progress.start(self._job(p, by_problem.get(p.id, []), context.finals)) for p in context.problems]
         total = len(jobs)
-        context.events.emit("stage", "bench", total=total, unit="problems")
+        context.events.emit("stage", "bench", total=total, unit="problems", rest_s=context.later_s)
         if budget is not None:
             budget.begin_finals()
-        work = FinalsWork(by_problem, progress.pending, self.timer, context.device, recorded_times_us(tables))
+        costs = {
+            p.id: self.cost(p, context, all_rounds=any(row["role"] in _ALWAYS_TIMED for row in by_problem[p.id]))
+            for p in context.problems
+            if p.id in progress.pending
+        }
+        work = FinalsWork(by_problem, progress.pending, costs, expected_times_us(tables, context.problems))
         fit = BudgetFit(budget, work, tables, context) if budget is not None else None
         libraries = {job.problem.id: job.library for job in jobs if job is not None}
         builds = _finals_builds([job for job in jobs if job is not None], ready, context)
@@ -128,7 +155,7 @@ class Bench(Stage):
             problem=problem,
             finalists=tuple(candidate_of(str(row["libtype"]), str(row["config"])) for row in rows),
             library=frozenset(c for c, role in roles.items() if role == "library"),
-            always_timed=frozenset(c for c, role in roles.items() if role in ("incumbent", "compared", "unlike")),
+            always_timed=frozenset(c for c, role in roles.items() if role in _ALWAYS_TIMED),
             unchecked=frozenset(c for c, role in roles.items() if role == "unlike"),
             timer=self.timer,
             err_ratio=self.err_ratio,

@@ -9,26 +9,16 @@ from collections.abc import Collection, Hashable, Mapping, MutableMapping, Mutab
 from typing import TYPE_CHECKING
 
 from gemmpipe.bench.jobs import LONG_LAUNCH_US, Job
-from gemmpipe.bench.timer import Timer
-from gemmpipe.core.data import Candidate, Device
+from gemmpipe.core.data import Candidate
 from gemmpipe.core.events import counted, verb
 from gemmpipe.stages import Context
 from gemmpipe.stages.cpu_budget import SHORT_S, CpuBudget
+from gemmpipe.stages.finals_cost import CPU_CHECK_LAUNCHES, FinalsCost
 
 if TYPE_CHECKING:
     import pandas as pd
 
-_GPU_CHECK_S, _GPU_LAUNCHES = 0.012, 47
-"""For the estimate of the time left on a GPU: seconds per finalist, plus its time multiplied by this many launches
-(20.3 s in all for 72 problems, H200, 2026-11-23). Finalists with long launches differ less and are timed for more
-rounds."""
-_CPU_CHECK_S, _MIN_SAMPLE_US, _USUAL_ROUNDS = 0.1, 500.0, 8
-"""On a CPU: the time of a finalist's check, the shortest sample, and the usual number of rounds."""
 _LEAST_ROUNDS = 3
-_CPU_CHECK_LAUNCHES = 5
-"""Long launches that take as long as preparing a finalist's weight and checking it, with its part of the reference (2
-cores of a server CPU, 2026-11: 16 s for one finalist of 2048x16384x8192 and 2.0 s, timed four times)."""
-
 Row = Mapping[Hashable, object]
 
 
@@ -39,20 +29,20 @@ class FinalsWork:
         self,
         rows: Mapping[str, Sequence[Row]],
         pending: Mapping[str, Collection[Candidate]],
-        timer: Timer,
-        device: Device,
-        recorded_us: Mapping[str, float] | None = None,
+        costs: Mapping[str, FinalsCost],
+        expected_us: Mapping[str, float] | None = None,
     ) -> None:
-        """`rows`: the finalists of the shortlist, by problem id; `pending`: those without a trial.
+        """`rows`: the finalists of the shortlist, `costs`: what they cost; by problem id, as `pending`.
 
-        `recorded_us`: by problem id, the time of finalists that screening has not timed.
+        `pending`: those without a trial. `expected_us`: the time of finalists that screening has not timed.
         """
-        known = recorded_us or {}
+        expected = expected_us or {}
+        self._setup_s = {name: costs[name].setup_s for name in pending}
         self._costs_s: dict[str, dict[str, float]] = {}
         """By problem id, then candidate id."""
         for name in pending:
-            times_us = {str(row["candidate"]): _time_us(row["us"], known.get(name, 0.0)) for row in rows.get(name, ())}
-            self._costs_s[name] = {each: finalist_s(us, timer, device) for each, us in times_us.items()}
+            times_us = {str(row["candidate"]): _time_us(row["us"], expected.get(name)) for row in rows.get(name, ())}
+            self._costs_s[name] = {each: costs[name].finalist_s(us) for each, us in times_us.items()}
         self._total_s = self._left_s(pending)
 
     def cost_s(self, problem: str, candidates: Collection[Candidate]) -> float:
@@ -68,20 +58,11 @@ class FinalsWork:
         return max(0.0, 1 - self._left_s(pending) / self._total_s) if self._total_s > 0 else None
 
     def _left_s(self, pending: Mapping[str, Collection[Candidate]]) -> float:
-        return sum(self.cost_s(problem, candidates) for problem, candidates in pending.items())
+        return sum(self._setup_s[name] + self.cost_s(name, candidates) for name, candidates in pending.items())
 
 
-def _time_us(cell: object, otherwise: float) -> float:
+def _time_us(cell: object, otherwise: float | None) -> float | None:
     return float(cell) if isinstance(cell, int | float) and cell == cell else otherwise
-
-
-def finalist_s(time_us: float, timer: Timer, device: Device) -> float:
-    """The time of a finalist in seconds: its check, and the usual number of rounds."""
-    if device.kind != "cpu":
-        return _GPU_CHECK_S + _GPU_LAUNCHES * time_us / 1e6
-    rounds = min(_USUAL_ROUNDS, timer.rounds_for(max(time_us, _MIN_SAMPLE_US), 1))
-    launches = rounds + (_CPU_CHECK_LAUNCHES if time_us > LONG_LAUNCH_US else 0)
-    return _CPU_CHECK_S + launches * max(time_us, _MIN_SAMPLE_US) / 1e6
 
 
 _USUAL_FINALISTS = 4
@@ -93,7 +74,7 @@ _USUAL_S = 0.6
 def usual_finals_s(times_us: Sequence[float]) -> float:
     """The time of a problem's finals on a CPU, in seconds, from those of its fastest candidates."""
     fastest = sorted(times_us)[:_USUAL_FINALISTS]
-    launches = _CPU_CHECK_LAUNCHES + _LEAST_ROUNDS
+    launches = CPU_CHECK_LAUNCHES + _LEAST_ROUNDS
     return _USUAL_S + sum(launches * us / 1e6 for us in fastest if us > LONG_LAUNCH_US)
 
 
@@ -199,14 +180,3 @@ class BudgetFit:
             f"bench: cpu_budget_s={self._budget.limit_s:g} left {counted(number, 'finalist')} of "
             f"{counted(problems, 'problem')} untimed; {verb(problems, 'its row is', 'their rows are')} provisional"
         )
-
-
-def recorded_times_us(tables: "Mapping[str, pd.DataFrame]") -> dict[str, float]:
-    """By problem id, the time of a tuned table's row that is verified; the longest of several."""
-    if "selections" not in tables or "us" not in tables["selections"]:
-        return {}
-    found: dict[str, float] = {}
-    for problem, us in zip(tables["selections"]["problem"], tables["selections"]["us"], strict=True):
-        if isinstance(us, int | float) and us == us:
-            found[str(problem)] = max(float(us), found.get(str(problem), 0.0))
-    return found

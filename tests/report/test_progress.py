@@ -136,19 +136,34 @@ def test_the_rest_of_a_step_of_several_stages_counts() -> None:
     """An engine's function: its screening, compiling, its finals."""
     progress = RunProgress(0.0)
     progress.take(Event(kind="step", text="engine", done=4, total=6, rest_s=1.0, later=1.0), 0.0)
-    progress.take(Event(kind="rest", rest_s=60.0), 0.0)
-    progress.take(Event(kind="stage", text="screen", unit="trials"), 0.0)
+    progress.take(Event(kind="stage", text="screen", unit="trials", rest_s=40.0), 0.0)
+    progress.take(Event(kind="rest", rest_s=60.0), 20.0)
     progress.take(Event(kind="progress", done=50, total=100, share=0.5), 30.0)
     assert progress.left_s(30.0) == pytest.approx(91 + 121)
     assert progress.of_run == pytest.approx(30 / 242)
-    progress.take(Event(kind="rest"), 80.0)
-    progress.take(Event(kind="stage", text="bench", unit="problems"), 80.0)
+    progress.take(Event(kind="progress", done=100, total=100, share=1.0), 60.0)
+    assert progress.left_s(60.0) == pytest.approx(61 + 121)
+    progress.take(Event(kind="stage", text="bench", unit="problems"), 60.0)
+    assert progress.left_s(60.0) == pytest.approx(61 + 121), "a stage that begins ends no other one's expected time"
     progress.take(Event(kind="progress", done=40, total=80), 100.0)
-    assert progress.left_s(100.0) == pytest.approx(20 + 1 + 121)
-    progress.take(Event(kind="step", text="select", done=5, total=6), 121.0)
-    progress.take(Event(kind="stage", text="select"), 121.0)
-    progress.take(Event(kind="progress", done=1, total=1), 122.0)
-    assert progress.left_s(122.0) == 0
+    assert progress.left_s(100.0) == pytest.approx(40 + 1 + 141)
+    progress.take(Event(kind="step", text="select", done=5, total=6), 141.0)
+    progress.take(Event(kind="stage", text="select"), 141.0)
+    progress.take(Event(kind="progress", done=1, total=1), 142.0)
+    assert progress.left_s(142.0) == 0
+
+
+def test_an_expected_end_that_is_over_says_nothing_of_the_work_that_is_left() -> None:
+    """The finals of a comparison: expected for 16 s, and after 20 s a quarter is done."""
+    progress = RunProgress(0.0)
+    progress.take(Event(kind="step", text="lineup", done=2, total=4, rest_s=16.0), 0.0)
+    progress.take(Event(kind="stage", text="lineup", unit="problems"), 0.0)
+    progress.take(Event(kind="progress", done=1, total=1), 1.0)
+    progress.take(Event(kind="step", text="bench", done=3, total=4), 1.0)
+    progress.take(Event(kind="stage", text="bench", unit="problems"), 1.0)
+    progress.take(Event(kind="progress", done=0, total=56), 1.0)
+    progress.take(Event(kind="progress", done=14, total=56), 21.0)
+    assert progress.left_s(21.0) == pytest.approx(60)
 
 
 def test_the_estimate_survives_the_change_of_a_stage() -> None:

@@ -9,6 +9,9 @@ import pytest
 
 from gemmpipe import journal
 from gemmpipe.cli.main import main
+from gemmpipe.cli.progress import Terminal
+from gemmpipe.core.events import Event
+from gemmpipe.stages.engine.expected import AfterScreening
 
 LIKE = Path(__file__).parents[1] / "engine_like"
 NAME = "N=128,K=128,device_name={},dtype=fp8_w8a8,block_shape=[128,128].json"
@@ -89,6 +92,25 @@ def test_with_an_engines_format_alone_only_its_function_is_searched(run: Run) ->
     chosen = pd.read_csv(_run_folder() / "selections.csv")
     assert set(chosen["format"]) == {"vllm"}
     assert (chosen["ratio_high"] < 1).all()
+
+
+def test_the_finals_of_keys_that_are_added_are_expected_before_the_screening(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[AfterScreening] = []
+    events: list[Event] = []
+    init, call = AfterScreening.__init__, Terminal.__call__
+    monkeypatch.setattr(AfterScreening, "__init__", lambda self, *a, **k: (init(self, *a, **k), made.append(self))[0])
+    monkeypatch.setattr(Terminal, "__call__", lambda self, event: (events.append(event), call(self, event))[0])
+    assert run()[0] == 0
+    screen, bench = (next(e for e in events if e.kind == "stage" and e.text == name) for name in ("screen", "bench"))
+    (after,) = made
+    assert after.finals == bench.total > 2, "two keys, and the Ms between and beside them"
+    assert screen.rest_s == pytest.approx(after.seconds({}))
+    assert bench.rest_s == 0
+    known_s = after.seconds({problem.id: 1000.0 for problem in after.screened})
+    assert known_s == pytest.approx(after.finals_s({problem.id: 1000.0 for problem in after.screened}))
+    assert 0 < after.seconds({problem.id: 10.0 for problem in after.screened}) <= known_s
 
 
 def test_with_other_formats_all_candidates_are_timed_too(run: Run) -> None:

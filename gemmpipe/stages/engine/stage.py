@@ -21,6 +21,13 @@ from gemmpipe.search import Search
 from gemmpipe.search.history import History
 from gemmpipe.stages import POLL_S, Context, EngineTarget, Stage
 from gemmpipe.stages.bench import Bench
+from gemmpipe.stages.engine.expected import (
+    NEIGHBOURS,
+    AfterScreening,
+    compile_processes,
+    compile_seconds,
+    compiled_share,
+)
 from gemmpipe.stages.engine.files import EngineShapeGroup, engine_shape_group, problem_at_m
 from gemmpipe.stages.rows import candidate_of, untimed_row
 from gemmpipe.stages.screen.stage import Screen
@@ -28,12 +35,9 @@ from gemmpipe.stages.screen.stage import Screen
 if TYPE_CHECKING:
     import pandas as pd
 
-_MOST_COMPILE_PROCESSES = 16  # each imports an engine: seconds and a gigabyte
 # Expected, for the estimate of a run's end: Ms in the finals over those of the screening (H200, 2026-11-24: 2.8 for
-# dense products, 5 for experts), and seconds until an engine's own functions are compiled (40 to 58).
-_FINALS_PER_PROBLEM = 4
-_COMPILE_S = 45.0
-_NEIGHBOURS = 4  # finalists of each neighbouring key, timed at an M that another key serves
+# dense products, 5 for experts; H100, 2026-11-25: 3.8), and seconds of the screening of an M (H100: 1.1 to 1.3).
+_FINALS_PER_PROBLEM, _SCREENING_S = 4, 1.2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,6 +90,13 @@ class Engine(Stage):
                 found.append(target)
         return tuple(found)
 
+    def expected_s(self, context: Context) -> float:
+        """Screening, compiling and finals of every engine's function."""
+        each_s = _SCREENING_S + _FINALS_PER_PROBLEM * self.bench.usual_s(context.device)
+        devices = len(context.pool.devices) if context.pool_or_none is not None else 1
+        search_s = compile_seconds(calls=0) + len(context.problems) * each_s / devices
+        return len(context.engine_targets) * search_s
+
     def check(self, context: Context) -> None:
         """Raises UserError for an axis or a value that an engine's function cannot have."""
         for target in context.engine_targets:
@@ -95,14 +106,16 @@ class Engine(Stage):
         """Returns the trials with those of engines' functions, for the problems and for Ms between them."""
         import pandas as pd
 
-        parts = [
-            tables["trials"],
-            *(self._search_function(target, context) for target in context.engine_targets),
-        ]
+        targets = context.engine_targets
+        each_s = self.expected_s(context) / max(1, len(targets))
+        parts = [tables["trials"]]
+        for number, target in enumerate(targets, start=1):
+            parts.append(self._search_function(target, context, later_s=each_s * (len(targets) - number)))
         parts = [part for part in parts if len(part)] or parts[:1]
         return {"trials": pd.concat(parts, ignore_index=True)}
 
-    def _search_function(self, target: EngineTarget, context: Context) -> "pd.DataFrame":
+    def _search_function(self, target: EngineTarget, context: Context, later_s: float) -> "pd.DataFrame":
+        """The trials of an engine's function; `later_s`: the expected seconds of those that follow."""
         started_at = time.monotonic()
         absent = _why_absent(target.implementation, context)
         runs = f"{absent}; a kernel of its form is timed" if absent else "its own function is timed in the finals"
@@ -119,20 +132,19 @@ class Engine(Stage):
             assignments={},
             cut_short=set(),
         )
-        finals_s = _FINALS_PER_PROBLEM * len(context.problems) * self.bench.usual_s(context.device)
-        compile_s = 0.0 if absent else _COMPILE_S
-        context.events.emit("rest", rest_s=compile_s + finals_s)
+        groups = [(group, engine_shape_group(target, group, inner)) for group in shape_groups(inner.problems)]
+        after = AfterScreening(groups, self.bench, keep=self.keep, compiles=absent is None, context=inner)
+        inner = replace(inner, finals_s=lambda fastest_us, _: after.seconds(fastest_us) + later_s, later_s=later_s)
         try:
             screen = replace(self.screen, keep=self.keep, bucket_keep=0)
             found = screen.run({}, inner)
         finally:
             inner.close_search_pools()
-        problems, shortlist = _finals(found["shortlist"], absent is None, inner)
+        problems, shortlist = _finals(found["shortlist"], absent is None, groups, inner)
         inner = replace(inner, problems=problems)
         if absent is None:
-            context.events.emit("rest", rest_s=finals_s)
-            _compile_ahead(target, shortlist, inner)
-        context.events.emit("rest")
+            rest_s = after.finals_s(_fastest_us(found["shortlist"])) + later_s
+            _compile_ahead(target, shortlist, inner, rest_s)
         trials = self.bench.run({**found, "shortlist": shortlist}, inner)["trials"]
         seconds = time.monotonic() - started_at
         context.stage_seconds[f"engine_{target.name}_s"] = (
@@ -155,27 +167,32 @@ def _absent(implementation: EngineImplementation) -> str | None:
     return implementation.unavailable_reason()
 
 
-def _compile_ahead(target: EngineTarget, shortlist: "pd.DataFrame", context: Context) -> None:
-    """Compiles the engine's kernels for the finals in several processes; otherwise each first call would compile."""
+def _compile_ahead(target: EngineTarget, shortlist: "pd.DataFrame", context: Context, rest_s: float) -> None:
+    """Compiles the engine's kernels for the finals in several processes; otherwise each first call would compile.
+
+    `rest_s`: the expected seconds of what follows.
+    """
     specs = {p.id: context.family.spec(p) for p in context.problems}
     by_candidate: dict[Candidate, list[GemmSpec]] = {}
     for problem, libtype, config in shortlist[["problem", "libtype", "config"]].itertuples(index=False):
         by_candidate.setdefault(candidate_of(libtype, config), []).append(specs[problem])
     calls = [[(spec, candidate.knobs) for spec in specs] for candidate, specs in by_candidate.items()]
-    processes = max(1, min(_MOST_COMPILE_PROCESSES, context.pool.compile_slots))
+    processes = compile_processes(context)
     shares = [[call for some in calls[i::processes] for call in some] for i in range(processes)]
+    began, expected_s = time.monotonic(), compile_seconds(calls=max(map(len, shares)))
     left = {
         future
         for share in shares
         if share and (future := context.pool.submit_task(_task(target.implementation, share, context))) is not None
     }
     total = len(left)
-    context.events.emit("stage", f"compile for {target.name}", total=total, unit="processes")
+    context.events.emit("stage", f"compile for {target.name}", total=total, unit="processes", rest_s=rest_s)
     while left:
         context.check()
         with context.time_account.timed(IDLE):
             done, left = wait(left, timeout=POLL_S)
-        context.events.emit("progress", done=total - len(left), total=total)
+        share = compiled_share(time.monotonic() - began, expected_s, left=len(left) / total)
+        context.events.emit("progress", done=total - len(left), total=total, share=share)
         for future in done:
             if (error := future.exception()) is not None:
                 context.events.emit("detail", f"engine: {target.name}: {one_line(error)}")
@@ -187,7 +204,18 @@ def _task(
     return CompileCalls(implementation=implementation, device=context.device, calls=calls)
 
 
-def _finals(screened: "pd.DataFrame", installed: bool, context: Context) -> "tuple[list[Problem], pd.DataFrame]":
+def _fastest_us(shortlist: "pd.DataFrame") -> dict[str, float]:
+    """By problem id, the time of the fastest finalist of screening."""
+    timed = shortlist[shortlist["us"].notna()]
+    return {str(name): float(us) for name, us in timed.groupby("problem")["us"].min().items()}
+
+
+def _finals(
+    screened: "pd.DataFrame",
+    installed: bool,
+    groups: Sequence[tuple[list[Problem], EngineShapeGroup]],
+    context: Context,
+) -> "tuple[list[Problem], pd.DataFrame]":
     """The problems of the finals, which are more than those that were screened, and the shortlist of each."""
     import pandas as pd
 
@@ -200,8 +228,7 @@ def _finals(screened: "pd.DataFrame", installed: bool, context: Context) -> "tup
         fastest.setdefault(name, []).append(candidate_of(libtype, config))
     wanted: list[Problem] = []
     rows: list[dict[str, object]] = []
-    for group in shape_groups(context.problems):
-        product = engine_shape_group(context.engine_target, group, context)
+    for group, product in groups:
         by_m = {p.rows: fastest.get(p.id, []) for p in group}
         for m in product.grid.timed_ms:
             problem = (
@@ -217,7 +244,7 @@ def _candidates_at(m: int, product: EngineShapeGroup, by_m: Mapping[int, list[Ca
     if m in by_m:
         return by_m[m]
     own = product.grid.nearest(m)
-    others = [c for key in product.grid.adjacent(m) if key != own for c in by_m[key][:_NEIGHBOURS]]
+    others = [c for key in product.grid.adjacent(m) if key != own for c in by_m[key][:NEIGHBOURS]]
     return [*by_m[own], *others]
 
 

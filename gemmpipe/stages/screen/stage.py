@@ -73,7 +73,8 @@ class Screen(Stage):
         # Its finalists are known but for those that problems of other M add: what these need compiles meanwhile.
         ahead = partial(self._compile_ahead, context=context)
         scheduler = Scheduler(context, search_pool, self.timer, bounds, work, _deadline(context), ahead)
-        context.events.emit("stage", "screen", unit="trials")
+        rest_s = context.finals_s({}, self.keep) if context.finals_s is not None else 0.0
+        context.events.emit("stage", "screen", unit="trials", rest_s=rest_s)
         context.events.emit("progress", "listing configurations")  # seconds on a busy machine, before any trial
         started_at = time.monotonic()
         with drain_on_interrupt(context.pool, scheduler.receive):
@@ -95,7 +96,26 @@ class Screen(Stage):
 
     def _run_to_completion(self, scheduler: Scheduler, context: Context, *, searching: bool = False) -> None:
         while scheduler.step(POLL_S):
-            _report_progress(scheduler, context, searching=searching)
+            self._report_progress(scheduler, context, searching=searching)
+
+    def _report_progress(self, scheduler: Scheduler, context: Context, *, searching: bool) -> None:
+        context.check()
+        work, now = scheduler.work(searching=searching), scheduler.running_now
+        if work is None:
+            return
+        problems = f"{scheduler.finished_count} of {counted(len(context.problems), 'problem')} done"
+        text = f"{context.family.size_text(now.problem)}, {problems}" if now is not None else problems
+        share, budget, left_s = work.share, context.cpu_budget, None
+        if budget is not None and budget.cuts_screening(share):  # the run ends with its budget, whatever is left then
+            left_s = max(0.0, budget.remaining_s)
+            share = max(share, 1 - left_s / budget.limit_s)
+        if context.finals_s is not None:
+            context.events.emit("rest", rest_s=context.finals_s(scheduler.fastest_us(), self.keep))
+        elif context.device.kind == "cpu":
+            # There finals take as long as the launches of large products; at first, as usual.
+            usual_s = usual_finals_s(()) * len(context.problems)
+            context.events.emit("rest", rest_s=max(0.0, scheduler.finals_s() - usual_s))
+        context.events.emit("progress", text, done=work.done, total=work.expected, share=share, left_s=left_s)
 
     def _start_searches(
         self, search_pool: SearchPool, scheduler: Scheduler, work: WorkEstimate, context: Context
@@ -114,7 +134,7 @@ class Screen(Stage):
                 # On a CPU, listing would take cores from the kernels that are timed.
                 if context.device.kind != "cpu":
                     scheduler.step(POLL_S, more=len(states) < expected)
-                _report_progress(scheduler, context, searching=True)
+                self._report_progress(scheduler, context, searching=True)
             if context.cpu_budget is not None:
                 self._run_to_completion(scheduler, context, searching=True)
         for line in report.lines():
@@ -223,23 +243,6 @@ def _problem_state(started: SessionStarted, context: Context) -> ProblemState:
     """The state of a newly listed problem."""
     cache = TrialCache(own=context.record, prior_records=context.prior_records, kernel_names=started.kernel_names)
     return ProblemState(started, cache, context.search.budget_trials)
-
-
-def _report_progress(scheduler: Scheduler, context: Context, *, searching: bool) -> None:
-    context.check()
-    work, now = scheduler.work(searching=searching), scheduler.running_now
-    if work is None:
-        return
-    problems = f"{scheduler.finished_count} of {counted(len(context.problems), 'problem')} done"
-    text = f"{context.family.size_text(now.problem)}, {problems}" if now is not None else problems
-    share, budget, left_s = work.share, context.cpu_budget, None
-    if budget is not None and budget.cuts_screening(share):  # the run ends with its budget, whatever is left then
-        left_s = max(0.0, budget.remaining_s)
-        share = max(share, 1 - left_s / budget.limit_s)
-    if context.device.kind == "cpu":  # there finals take as long as the launches of large products; at first, as usual
-        usual_s = usual_finals_s(()) * len(context.problems)
-        context.events.emit("rest", rest_s=max(0.0, scheduler.finals_s() - usual_s))
-    context.events.emit("progress", text, done=work.done, total=work.expected, share=share, left_s=left_s)
 
 
 def _mark_cut_short(states: list[ProblemState], context: Context) -> None:

@@ -8,7 +8,7 @@ that of the time, and the share of the trials is far below it.
 
 import math
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from gemmpipe.core.data import Device, Problem, median
@@ -26,9 +26,11 @@ _GPU_OVERHEAD_US, _CPU_OVERHEAD_US = 800.0, 20000.0
 is measured as soon as possible (20 to 200 ms depending on load, 2 cores of a server CPU, 2026-11)."""
 _CPU_WEIGHT_ROWS = 32
 """Rows of a product on a CPU that take as long as reading or converting its weight."""
-_BUILDS_PER_SQRT = 5.5
-"""Builds of a run over the square root of its expected trials: problems share builds (H200, 2026-11-23: 491 for 72
-problems with 8,098)."""
+_BUILDS_PER_SQRT = 6.0
+"""Builds of a run over the square root of its trials, before it is measured: problems share builds (4.6 to 12 in 15
+runs on an H100, 2026-11-25; 5.5 on an H200)."""
+_LAST_WEIGHT, _FEW_SEARCHES, _BEGUN = 0.5, 15, 0.3
+"""The last searches count with this weight where they are at most so many, and with less before so much is done."""
 _MEASURE_S = 0.2
 _MIN_TIMED = 3  # results of a problem before their mean counts
 _MIN_MEASURED = 3  # finished problems before their trials correct the expected number of the others
@@ -87,6 +89,8 @@ class WorkEstimate:
         planned = {state.problem.id: self._planned(state) for state in states}
         finished = [state for state in states if state.finished]
         factor = self._correction(finished, planned)
+        parts: list[float] = []
+        """Of each search that may request more trials, the share of its trials with a result."""
         typical = median(planned.values()) * factor if planned else 1.0
         done = remaining = 0.0
         trials = expected = 0
@@ -96,6 +100,8 @@ class WorkEstimate:
             left = float(state.pending)
             if searching and not state.finished:
                 left = max(left, planned[state.problem.id] * factor - results)
+            if not state.finished and results + state.pending < planned[state.problem.id]:
+                parts.append(results / (results + left))
             done += weight * results
             remaining += weight * left
             trials += results
@@ -106,7 +112,10 @@ class WorkEstimate:
         expected += round(typical * len(unlisted))
         share = done / (done + remaining) if done + remaining else 0.0
         if searching and requested:
-            share = _with_builds(share, expected, built, requested)
+            parts += [0.0] * len(unlisted)
+            asked = sum(state.result_count + state.pending for state in states)
+            builds = _expected_builds(requested, asked, expected)
+            share = _with_last_searches(_with_builds(share, built / builds), parts)
         return ScreenWork(done=trials, expected=expected, share=share)
 
     def trials_left(self, state: ProblemState) -> int:
@@ -162,19 +171,48 @@ class WorkEstimate:
         return planned if budget is None else min(planned, budget)
 
     def _correction(self, finished: Collection[ProblemState], planned: dict[str, int]) -> float:
-        """Actual over planned trials of finished problems; 1 while there are few."""
-        if len(finished) < _MIN_MEASURED:
-            return 1.0
+        """Actual over planned trials of unfinished problems: of finished ones, for all that are not as planned.
+
+        Those that finish first have the fewest trials.
+        """
         total = sum(planned[state.problem.id] for state in finished)
-        return sum(state.result_count for state in finished) / total if total else 1.0
+        if len(finished) < _MIN_MEASURED or not total:
+            return 1.0
+        part = len(finished) / len(self._relative)
+        return part * sum(state.result_count for state in finished) / total + 1 - part
 
 
-def _with_builds(share: float, trials: int, built: int, requested: int) -> float:
+def _expected_builds(requested: int, asked: int, trials: int) -> float:
+    """The builds of all expected trials, from those that `asked` trials have requested.
+
+    The more trials, the more of them share builds: builds grow with the root of the trials.
+    """
+    usual = _BUILDS_PER_SQRT * math.sqrt(trials)
+    own = requested * math.sqrt(trials / asked) if asked else usual
+    known = min(1.0, asked / trials) if trials else 1.0
+    return max(1.0, requested, min(trials, known * own + (1 - known) * usual))
+
+
+def _with_builds(share: float, done: float) -> float:
     """The share of the time that is done, from that of the trials' work and that of the builds.
 
     Each gives a time left; they count in proportion to the share of the trials, and to the rest.
     """
-    builds = max(requested, min(trials, _BUILDS_PER_SQRT * math.sqrt(trials)))
-    done = min(1.0, built / builds)
+    done = min(1.0, done)
     # left / spent = share * (1 - share) / share + (1 - share) * (1 - done) / done
     return done / (done + 1 - share) if done else 0.0
+
+
+def _with_last_searches(share: float, parts: Sequence[float]) -> float:
+    """The same with the time of the last searches, whose steps wait for few builds each, while processes are idle.
+
+    `parts`: of each search that may request more trials, the share of its trials that is done. The fewer, the more
+    these count.
+    """
+    part = sum(parts) / len(parts) if parts else 1.0
+    if not 0 < share < 1 or not 0 < part < 1:
+        return share
+    weight = _LAST_WEIGHT * min(1.0, _FEW_SEARCHES / len(parts), part / _BEGUN)
+    # The ratio of the time left to the time spent, weighted geometrically.
+    ratio = math.exp((1 - weight) * math.log((1 - share) / share) + weight * math.log((1 - part) / part))
+    return 1 / (1 + ratio)

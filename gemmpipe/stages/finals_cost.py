@@ -1,0 +1,160 @@
+"""The expected seconds of finals from the times of their finalists, for the estimate of a run's end."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from gemmpipe.bench.jobs import LONG_LAUNCH_US
+from gemmpipe.bench.timer import Timer
+from gemmpipe.core.data import Device, Problem, median
+from gemmpipe.family import Family, GemmSpec
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+# Fitted to 850 finals of 18 runs (H100, 2026-11-25): of the measured time they give 0.8 to 1.25 where it is more than
+# 5 s, and up to 1.6 below. A comparison whose libraries compile in its finals takes three times as long.
+_CHECK_S, _CHECK_EXPERTS_S = 0.0023, 0.012
+"""Seconds of a finalist's check and the capture of its graph, for each memory order."""
+_SETUP_S, _FLOPS_PER_S, _FLOPS_PER_S_EXPERTS = 0.03, 1.6e12, 5e12
+"""Operands and the fp32 reference of a problem: seconds, and its operations over those that they take."""
+_SHARE_OF_ROUNDS, _SHARE_OF_ALL_ROUNDS = 0.82, 0.7
+"""Rounds of the finalists over those of the fastest, as others are eliminated: of races that end when they are decided,
+and of those with all rounds."""
+_DECIDED_ROUNDS = 11  # of a race that ends so
+_SLOWEST = 1.3  # a present configuration of an engine over the fastest
+_SPACER_US = 3.2  # a small kernel before each launch
+_SAMPLE_US, _MOST_LAUNCHES = 500.0, 64
+_CACHE_MULTIPLE, _MOST_SETS, _SETS_OF_EXPERTS = 3, 32, 8
+_FIRST_US, _BYTES_PER_S, _OPS_PER_S = 5.0, 2e12, 4e14
+"""The time of a launch of which nothing is known but its product, as a usual path of a library takes it."""
+
+_CPU_CHECK_S, _MIN_SAMPLE_US, _USUAL_ROUNDS = 0.1, 500.0, 8
+"""On a CPU: the time of a finalist's check, the shortest sample, and the usual number of rounds."""
+CPU_CHECK_LAUNCHES = 5
+"""Long launches that take as long as preparing a finalist's weight and checking it, with its part of the reference (2
+cores of a server CPU, 2026-11: 16 s for one finalist of 2048x16384x8192 and 2.0 s, timed four times)."""
+
+
+def cpu_finalist_s(time_us: float, timer: Timer) -> float:
+    """The seconds of a finalist on a CPU: its check, and the usual number of rounds."""
+    rounds = min(_USUAL_ROUNDS, timer.rounds_for(max(time_us, _MIN_SAMPLE_US), 1))
+    launches = rounds + (CPU_CHECK_LAUNCHES if time_us > LONG_LAUNCH_US else 0)
+    return _CPU_CHECK_S + launches * max(time_us, _MIN_SAMPLE_US) / 1e6
+
+
+@dataclass(frozen=True, kw_only=True)
+class FinalsCost:
+    """The expected time of the finals of one problem."""
+
+    family: Family
+    spec: GemmSpec
+    timer: Timer
+    device: Device
+    all_rounds: bool = False
+    """True if some finalists run all rounds: an engine's present configuration, the entries of a comparison."""
+
+    @cached_property
+    def typical_us(self) -> float:
+        """The time of a launch of a usual candidate, from the product alone."""
+        memory_s = self.family.bytes_moved(self.spec) / _BYTES_PER_S
+        return _FIRST_US + 1e6 * max(memory_s, self.family.flops(self.spec) / _OPS_PER_S)
+
+    @cached_property
+    def setup_s(self) -> float:
+        """The seconds of the operands and the reference."""
+        rate = _FLOPS_PER_S if self.spec.experts is None else _FLOPS_PER_S_EXPERTS
+        return 0.0 if self.device.kind == "cpu" else _SETUP_S + self.family.flops(self.spec) / rate
+
+    @cached_property
+    def _sets(self) -> int:
+        """Sets of operands, as the finals make them."""
+        cached = _CACHE_MULTIPLE * self.device.cache_bytes / max(1.0, self.family.bytes_moved(self.spec))
+        least = 2 if self.spec.experts is None else _SETS_OF_EXPERTS
+        return max(least, min(_MOST_SETS, math.ceil(cached)))
+
+    def finalist_s(self, time_us: float | None) -> float:
+        """The seconds of a finalist whose launch takes so long; None: as long as usual for the product."""
+        us = self.typical_us if time_us is None else time_us
+        if self.device.kind == "cpu":
+            return cpu_finalist_s(0.0 if time_us is None else us, self.timer)
+        wanted = min(_MOST_LAUNCHES, max(self._sets, int(_SAMPLE_US / max(us, 1.0)) + 1))
+        per_sample = -(-wanted // self._sets) * self._sets
+        # All that race to the end have as many rounds as the slowest of them affords.
+        rounds = self.timer.rounds_for(us * (_SLOWEST if self.all_rounds else 1.0), per_sample)
+        if not self.all_rounds:
+            rounds = min(rounds, _DECIDED_ROUNDS)
+        check_s = _CHECK_S if self.spec.experts is None else _CHECK_EXPERTS_S
+        share = _SHARE_OF_ALL_ROUNDS if self.all_rounds else _SHARE_OF_ROUNDS
+        timed_s = rounds * per_sample * (share * us + _SPACER_US) / 1e6
+        return len(self.spec.x_scale_orders) * (check_s + timed_s)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExpectedFinal:
+    """A problem of finals that follow a screening."""
+
+    screened: str
+    """The id of the screened problem with the nearest time."""
+    finalists: int
+    cost: FinalsCost
+
+
+def expected_s(finals: Iterable[ExpectedFinal], fastest_us: Mapping[str, float], usual_s: float) -> float:
+    """The seconds of these finals; `fastest_us`: by screened problem, the time of its fastest candidate so far.
+
+    Finals of problems without a time take as long as the others; where none has one, `usual_s` each. An infinite time
+    is that of a problem without a candidate.
+    """
+    known: list[float] = []
+    unknown = 0
+    for final in finals:
+        us = fastest_us.get(final.screened)
+        if us is None:
+            unknown += 1
+        elif us < math.inf:
+            known.append(final.cost.setup_s + final.finalists * final.cost.finalist_s(us))
+    mean_s = sum(known) / len(known) if known else usual_s
+    return sum(known) + unknown * mean_s
+
+
+def expected_times_us(tables: "Mapping[str, pd.DataFrame]", problems: Sequence[Problem]) -> dict[str, float]:
+    """By problem id, the expected time of finalists that screening has not timed.
+
+    That of the tuned table's row which is verified (the longest of several), or between the fastest candidates of
+    screening at the next smaller and larger M of the same product.
+    """
+    return {**_neighbours_us(tables, problems), **_recorded_us(tables)}
+
+
+def _recorded_us(tables: "Mapping[str, pd.DataFrame]") -> dict[str, float]:
+    found: dict[str, float] = {}
+    if "selections" in tables and "us" in tables["selections"]:
+        for problem, us in zip(tables["selections"]["problem"], tables["selections"]["us"], strict=True):
+            if isinstance(us, int | float) and us == us:
+                found[str(problem)] = max(float(us), found.get(str(problem), 0.0))
+    return found
+
+
+def _neighbours_us(tables: "Mapping[str, pd.DataFrame]", problems: Sequence[Problem]) -> dict[str, float]:
+    if "trials" not in tables:
+        return {}
+    timed = tables["trials"][tables["trials"]["us"].notna()]
+    fastest = {str(name): float(us) for name, us in timed.groupby("problem")["us"].min().items()}
+    by_product: dict[object, list[tuple[int, float]]] = {}
+    for problem in problems:
+        if problem.id in fastest:
+            by_product.setdefault(problem.shape_group, []).append((problem.rows, fastest[problem.id]))
+    return {p.id: between_us(by_product[p.shape_group], p.rows) for p in problems if p.shape_group in by_product}
+
+
+def between_us(known: Sequence[tuple[int, float]], m: int) -> float:
+    """The time at M = `m` from (M, time) of others: between the two nearest in log M, outside of them the nearest."""
+    below = max((each for each in known if each[0] <= m), default=None)
+    above = min((each for each in known if each[0] >= m), default=None)
+    if below is None or above is None or below[0] == above[0]:
+        return (below or above or (m, median([us for _, us in known])))[1]
+    part = math.log(m / below[0]) / math.log(above[0] / below[0])
+    return below[1] * math.exp(part * math.log(above[1] / below[1]))

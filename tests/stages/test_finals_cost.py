@@ -1,0 +1,75 @@
+"""The expected seconds of finals: what they grow with, and the times of problems that nothing was timed of."""
+
+import math
+from dataclasses import replace
+
+import pandas as pd
+import pytest
+
+from gemmpipe.bench.timer import Timer
+from gemmpipe.core.data import Device, Problem
+from gemmpipe.family import Family
+from gemmpipe.stages.engine.expected import compile_seconds, compiled_share
+from gemmpipe.stages.finals_cost import ExpectedFinal, FinalsCost, between_us, expected_s, expected_times_us
+
+TIMER = Timer(warmup=5, iters=101, rounds=30, budget_ms=250)
+
+
+def _problem(family: Family, m: int, n: int = 4096) -> Problem:
+    key = {"M": m, "N": n, "K": 4096, "dtype": "float8_e4m3fn", "outdtype": "bfloat16", "x_scale": None}
+    return family.problem(tuple(key.items()))
+
+
+@pytest.fixture
+def cost(blockscale: Family, h200: Device) -> FinalsCost:
+    return FinalsCost(family=blockscale, spec=blockscale.spec(_problem(blockscale, 64)), timer=TIMER, device=h200)
+
+
+def test_a_finalist_costs_more_with_longer_launches_up_to_its_budget(cost: FinalsCost) -> None:
+    times = [cost.finalist_s(us) for us in (5.0, 500.0, 1000.0)]
+    assert times == sorted(times)
+    every = replace(cost, all_rounds=True)
+    assert every.finalist_s(50.0) > cost.finalist_s(50.0), "no race is decided early"
+    assert every.finalist_s(2e4) < 2 * 2 * TIMER.budget_ms / 1e3, "two memory orders"
+
+
+def test_a_finalist_without_a_time_takes_as_long_as_usual_for_its_product(cost: FinalsCost) -> None:
+    assert cost.finalist_s(None) == cost.finalist_s(cost.typical_us)
+    large = replace(cost, spec=replace(cost.spec, m=65536))
+    assert large.typical_us > 100 * cost.typical_us / 5
+
+
+def test_problems_without_a_time_count_as_the_others(cost: FinalsCost) -> None:
+    finals = [ExpectedFinal(screened=name, finalists=10, cost=cost) for name in ("a", "b", "c")]
+    one = expected_s(finals[:1], {"a": 20.0}, 0.5)
+    assert expected_s(finals, {"a": 20.0}, 0.5) == pytest.approx(3 * one)
+    assert expected_s(finals, {"a": 20.0, "b": math.inf}, 0.5) == pytest.approx(2 * one), "no candidate of it runs"
+    assert expected_s(finals, {}, 0.5) == pytest.approx(1.5)
+
+
+def test_the_time_between_two_ms_is_between_theirs() -> None:
+    known = [(1, 10.0), (64, 20.0), (4096, 800.0)]
+    assert between_us(known, 8) == pytest.approx(math.sqrt(200))
+    assert between_us(known, 64) == 20
+    assert between_us(known, 9999) == 800
+    assert between_us([(16, 5.0)], 1) == 5
+
+
+def test_expected_times_are_those_of_neighbours_or_of_the_table(blockscale: Family) -> None:
+    screened, between, other = (_problem(blockscale, m, n) for m, n in ((16, 4096), (64, 4096), (16, 512)))
+    ids = [screened.id, screened.id, other.id]
+    trials = pd.DataFrame({"problem": ids, "us": [7.0, 9.0, None]})
+    tables = {"trials": trials, "selections": pd.DataFrame({"problem": [other.id] * 2, "us": [3.0, 4.0]})}
+    found = expected_times_us(tables, [screened, between, other])
+    assert found == {screened.id: 7.0, between.id: 7.0, other.id: 4.0}
+
+
+def test_compiling_ends_as_expected_until_it_is_late() -> None:
+    """16 processes with equal work: the first ends after most of the time."""
+    expected = compile_seconds(34)
+    for spent in (1.0, 10.0, 20.0):
+        assert spent / compiled_share(spent, expected, 1.0) == pytest.approx(expected)
+    late = [spent / compiled_share(spent, expected, 1.0) - spent for spent in (40.0, 80.0)]
+    assert late == pytest.approx([4.0, 8.0]), "a tenth of the time so far"
+    assert compiled_share(20.0, expected, 0.5) > compiled_share(20.0, expected, 1.0)
+    assert compiled_share(20.0, expected, 0.0) == 1
