@@ -310,7 +310,7 @@ def _with_devices(plan: Plan, devices: tuple[Device, ...], context: Context, sta
         return context
     context.events.emit("progress", "starting workers")
     engines = [engine for form in context.engine_targets if (engine := form.format.engine()) is not None]
-    backends = cast("tuple[Backend, ...]", (*plan.backends.values(), *engines))
+    backends = cast("tuple[Backend, ...]", (*plan.backends.values(), *context.row_backends.values(), *engines))
     with context.time_account.timed("start"):
         pool = plan.executor.start(
             devices, plan.family.module, backends, plan.python_path, context.events, context.check

@@ -23,6 +23,7 @@ from gemmpipe.sources import Source
 if TYPE_CHECKING:
     import pandas as pd
 
+    from gemmpipe.backends import Backend
     from gemmpipe.backends.engine import EngineImplementation
     from gemmpipe.stages.cpu_budget import CpuBudget
     from gemmpipe.stages.screen.search_pool import SearchContext, SearchPool
@@ -96,6 +97,8 @@ class Context:
     space: Space
     search: Search
     implementations: tuple[Implementation, ...]
+    row_backends: "dict[str, Backend]" = field(default_factory=dict)
+    """By label: libraries that were not chosen, and that rows of the run's table name."""
     incumbents: Mapping[str, tuple[Candidate, ...]]
     """By problem id: the choices of the output table."""
     rooflines: Mapping[str, Roofline] = field(default_factory=dict)
@@ -181,8 +184,9 @@ class Context:
         return self.assignments.get(problem, names.index(before) if before in names else None)
 
     def implementation(self, label: str) -> Implementation | None:
-        """The implementation of a `libtype`: of a chosen backend, else of the family's own kernels."""
-        return next((i for i in (*self.implementations, *self.family.implementations) if i.label == label), None)
+        """The implementation of a `libtype`: of a chosen backend, the family's own kernels, the table's libraries."""
+        known = (*self.implementations, *self.family.implementations, *self.row_backends.values())
+        return next((i for i in known if i.label == label), None)
 
     def search_context(self, *, launches: int, keep: int) -> "SearchContext":
         """The inputs that searches of this run share."""

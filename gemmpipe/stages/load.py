@@ -35,13 +35,19 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-_OPTIONS = {"ck": "aiter", "asm": "aiter", "vllm": "engine_pairs", "sglang": "engine_pairs"}
-"""Options of `backend=` with another name than the libraries' labels."""
+CANNOT_RUN = "cannot run here: "
+"""The begin of the reason of a row whose library this machine does not have; other reasons are of stale rows."""
+
+
+class _MissingLibrary(UnusableRow):
+    """The library of a row is not here: nothing is known about the row."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Winner:
-    """A row's problem, and its candidate with the implementation; with a `reason` instead if the row is stale."""
+    """A row's problem, and its candidate with the implementation; with a `reason` instead if it is stale, or cannot
+    run here.
+    """
 
     problem: Problem
     device: Device
@@ -49,6 +55,11 @@ class Winner:
     implementation: Implementation | None = None
     candidate: Candidate | None = None
     reason: str = ""
+
+    @property
+    def cannot_run(self) -> bool:
+        """True if this machine lacks the row's library."""
+        return self.reason.startswith(CANNOT_RUN)
 
 
 def winners(context: Context, rows: Iterable[Row], device_for: Callable[[Row], Device]) -> Iterator[Winner]:
@@ -58,6 +69,8 @@ def winners(context: Context, rows: Iterable[Row], device_for: Callable[[Row], D
         problem = context.family.problem(tuple((c.name, row[c.name]) for c in context.family.key_columns))
         try:
             yield _winner(context, row, problem, device)
+        except _MissingLibrary as error:
+            yield Winner(problem=problem, device=device, reason=f"{CANNOT_RUN}{error}")
         except (UnusableRow, UserError) as error:
             yield Winner(problem=problem, device=device, reason=str(error))
 
@@ -65,22 +78,23 @@ def winners(context: Context, rows: Iterable[Row], device_for: Callable[[Row], D
 def _winner(context: Context, row: Row, problem: Problem, device: Device) -> Winner:
     spec = context.family.spec(problem)
     label = libtype_of(row, context.family)
-    implementation = context.implementation(label)
+    implementation = _implementation(context, label)
     if not is_timed(row):
         raise UnusableRow(f"time: us is {row.get('us')}, no time that was measured")
     if implementation is None:
-        raise UnusableRow(f"backend: no '{label}' among the backends of this run{_option_of(label)}")
-    if context.device == device and (missing := implementation.unavailable(device)):
-        raise UnusableRow(f"backend: {label}: {missing}")
+        raise _MissingLibrary(f"{label}: neither a backend of this run nor a library that gemmpipe knows")
+    # Own kernels are compiled for devices that are not here, too.
+    if (context.device == device or label in context.row_backends) and (missing := implementation.unavailable(device)):
+        raise _MissingLibrary(f"{label}: {missing}")
     candidate = candidate_of_row(implementation, row, spec, device)
     return Winner(problem=problem, device=device, spec=spec, implementation=implementation, candidate=candidate)
 
 
-def _option_of(label: str) -> str:
-    """How to choose the library with this label, if it is one of gemmpipe's."""
-    if label not in library_backends():
-        return ""
-    return f"; expected backend=[...,{_OPTIONS.get(label, label)}]"
+def _implementation(context: Context, label: str) -> Implementation | None:
+    """The implementation of a `libtype`; a library of gemmpipe's that the run did not choose joins its backends."""
+    if context.implementation(label) is None and label in library_backends():
+        context.row_backends[label] = library_backends()[label]
+    return context.implementation(label)
 
 
 def baseline_candidates(context: Context, spec: GemmSpec, count: int) -> Iterator[tuple[Implementation, Candidate]]:
@@ -158,8 +172,9 @@ class Load(Stage):
             devices = {gfx: target_device(gfx) for gfx in dict.fromkeys(str(e.row["gfx"]) for e in entries)}
         found = list(winners(context, (e.row for e in entries), lambda row: devices[str(row["gfx"])]))
         for entry, winner in zip(entries, found, strict=True):
-            if winner.reason:
+            if winner.reason and not winner.cannot_run:
                 context.events.emit("line", f"stale: {entry.place}: {winner.problem.id}: {winner.reason}")
+        _report_missing(found, files[0], context)
         selections = selections_frame(context.family, entries)
         selections["problem"] = [winner.problem.id for winner in found]
         selections["candidate"] = [winner.candidate.id if winner.candidate else None for winner in found]
@@ -169,6 +184,21 @@ class Load(Stage):
             "selections": selections,
             "shortlist": _shortlist(found, self.baselines if context.device.kind != "none" else 0, context),
         }
+
+
+def _report_missing(found: Sequence[Winner], path: Path, context: Context) -> None:
+    """Lines about rows whose library is not here. Raises EnvironmentProblem if that is all rows.
+
+    Without a device only kernels are compiled, which rows of libraries do not need.
+    """
+    if context.device.kind == "none":
+        return
+    reasons = Counter(winner.reason for winner in found if winner.cannot_run).most_common()
+    if reasons and sum(count for _, count in reasons) == len(found):
+        why = "; ".join(f"{counted(count, 'row')} {reason}" for reason, count in reasons)
+        raise EnvironmentProblem(f"table: {path}: {why}; nothing is left to check")
+    for reason, count in reasons:
+        context.events.emit("line", f"load: {path}: {counted(count, 'row')} {reason}")
 
 
 def _without_output(files: Sequence[Path], context: Context) -> list[Path]:
@@ -246,7 +276,7 @@ def _wanted(entries: Sequence[TableEntry], path: Path, context: Context) -> tupl
     if device.kind != "none":
         if targets:
             raise UserError("target: given; expected none, as rows are verified on this machine's device")
-        found = [e for e in entries if (e.row["gfx"], e.row["cu_num"]) == (device.gfx, device.cu_num)]
+        found = _of_device(entries, device)
         here = f"this machine is {device.gfx}/{device.cu_num} ({device.name})"
     else:
         wanted = {target_device(gfx).gfx for gfx in targets} if targets else None
@@ -260,6 +290,15 @@ def _wanted(entries: Sequence[TableEntry], path: Path, context: Context) -> tupl
             f"table: {path} has rows for {rows}, and {here}"
         )
     return found, here
+
+
+def _of_device(entries: Sequence[TableEntry], device: Device) -> list[TableEntry]:
+    """The rows for a device: of its model or of none, as an H100 and an H200 have equal `gfx` and `cu_num`.
+
+    Where the table has no such row, those of other models: they are checked, and their times not compared.
+    """
+    fit = [e for e in entries if (e.row["gfx"], e.row["cu_num"]) == (device.gfx, device.cu_num)]
+    return [e for e in fit if e.row.get("device") in (None, "", device.name)] or fit
 
 
 def _of_cpu(row: Row) -> bool:

@@ -124,6 +124,9 @@ class _ArchBuilds:
 
     def add(self, winner: Winner) -> None:
         """Adds the builds of a row's winner."""
+        if winner.cannot_run:
+            self.libraries += 1
+            return
         if winner.candidate is None or winner.spec is None or winner.implementation is None:
             self.rejected.append(winner.problem.id)
             return

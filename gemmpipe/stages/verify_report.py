@@ -14,6 +14,7 @@ from gemmpipe.core.events import counted, verb
 from gemmpipe.core.shell import shell_join
 from gemmpipe.core.units import time_text
 from gemmpipe.stages import Context, Stage
+from gemmpipe.stages.load import CANNOT_RUN
 from gemmpipe.stages.rows import row_samples_us
 from gemmpipe.tables.merge import SHARED_CPU, SHARED_GPU, is_provisional
 
@@ -70,9 +71,12 @@ def calls_summary(rows: Sequence[CallRow], max_overhead_pct: float | None) -> st
     return f"; calls: {near} ({share:.1f} %), {worst} at most"
 
 
-HOLDS, NOT_COMPARED, STALE = "holds", "not compared", "stale"
-"""Verdicts. A row that is not compared is correct and not behind a library; its recorded time is of another kind."""
+HOLDS, NOT_COMPARED, STALE, NOT_RUN = "holds", "not compared", "stale", "cannot run here"
+"""Verdicts. A row that is not compared is correct and not behind a library; its recorded time is of another kind. Of a
+row that cannot run here nothing is known: its library is not installed, or does not run on this device."""
 _MOST_LINES = 200
+_OPTIONS = {"ck": "aiter", "asm": "aiter", "vllm": "engine_pairs", "sglang": "engine_pairs"}
+"""Options of `backend=` with another name than the libraries' labels."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,6 +147,8 @@ class VerifyReport(Stage):
         cells |= {"recorded_us": row.get("us")}
         if own is None or own["status"] not in TIMED:
             reason = str(row["reason"]) or _failure(own)
+            if reason.startswith(CANNOT_RUN):
+                return cells | {"verdict": NOT_RUN, "reason": reason.removeprefix(CANNOT_RUN)}
             return cells | {"verdict": STALE, "reason": reason}
         library = _baseline(own, timed, context)
         ratio = paired_ratio(row_samples_us(own), row_samples_us(library)) if library else None
@@ -196,6 +202,7 @@ def _not_compared_lines(rows: Sequence[Mapping[str, object]]) -> Iterator[str]:
 def _retune_command(stale: Sequence[Mapping[str, object]], context: Context) -> str:
     """The command that tunes stale rows again, into their table if they are from a single one."""
     args = [*context.reproduce_args, "shapes=csv", f"shapes.path={context.run_dir / 'stale.csv'}"]
+    args = _with_libraries(args, {str(row["libtype"]) for row in stale}, context)
     if not any(arg.startswith("kernel=") for arg in args):
         args.insert(0, f"kernel={context.family.name}")
     tables = {str(row["place"]).rpartition(":")[0] for row in stale}
@@ -203,6 +210,18 @@ def _retune_command(stale: Sequence[Mapping[str, object]], context: Context) -> 
     if context.device.kind == "cpu" and not any(arg.startswith("device") for arg in args):
         args.append("device=cpu")
     return shell_join(["gemmpipe", *args, "retune=true"])
+
+
+def _with_libraries(args: list[str], labels: set[str], context: Context) -> list[str]:
+    """The arguments, with the libraries of these rows among the backends if the run had not chosen them."""
+    added = [_OPTIONS.get(label, label) for label in context.row_backends if label in labels]
+    if not added:
+        return args
+    typed = next((arg for arg in args if arg.startswith("backend=")), None)
+    labelled = [_OPTIONS.get(each.label, each.label) for each in context.implementations]
+    chosen = typed.partition("=")[2].strip("[]").split(",") if typed else labelled
+    text = f"backend=[{','.join(dict.fromkeys([*filter(None, chosen), *added]))}]"
+    return [text if arg == typed else arg for arg in args] if typed else [*args, text]
 
 
 def _failure(own: Mapping[str, object] | None) -> str:
@@ -248,6 +267,8 @@ def _summary(rows: Sequence[Mapping[str, object]], max_drift_pct: float) -> str:
     )
     if counts[NOT_COMPARED]:
         text += f"; {counts[NOT_COMPARED]:,} correct, but not compared with the recorded time"
+    if counts[NOT_RUN]:
+        text += f"; {counts[NOT_RUN]:,} cannot run here"
     if drifts:
         mean = math.exp(sum(map(math.log, drifts)) / len(drifts))
         text += f"; time over the recorded one: {mean:.3f} (geometric mean), {min(drifts):.3f} to {max(drifts):.3f}"
