@@ -139,8 +139,9 @@ VERIFIED = (
     "reason",
 )
 """Results of verifying a table's rows. `verdict` is `holds`, `stale`, `not compared` (correct; the recorded time was
-taken otherwise than here) or `cannot run here` (this machine lacks the row's library); `drift` the new time over the recorded one, `ratio` winner over baseline, paired;
-`called_*` are for the slowest layout of x's scales (`row`, `column`)."""
+taken otherwise than here) or `cannot run here` (this machine lacks the row's library); `drift` is the new time over the
+recorded one, `ratio` winner over baseline, paired; `called_*` are for the slowest layout of x's scales (`row`,
+`column`)."""
 
 CALLED = (
     "problem",
