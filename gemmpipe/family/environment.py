@@ -21,7 +21,11 @@ REPORTED: Mapping[str, str] = {
     "AITER_REBUILD": "not read: kernels are compiled when their source or knobs are new; "
     "gemmpipe.runtime.reload() reads changed tables",
     "GEMM_A4W4_BLOCKWISE_HIP_CLANG_PATH": "not read: Triton has its own compiler, clang is not called",
-    "AITER_ONLINE_TUNE": "not read: GEMMPIPE_ONLINE_TUNING=1 tunes what no row matched, in a process of its own",
+    **dict.fromkeys(
+        ("AITER_ONLINE_TUNE", "AITER_ONLINE_TUNING", "AITER_HIP_ONLINE_TUNING", "GEMMPIPE_HIP_ONLINE_TUNING"),
+        "not read: GEMMPIPE_ONLINE_TUNING=1 tunes what no row matched, in a process of its own",
+    ),
+    "AITER_TRITON_CONFIGS_PATH": "not read: GEMMPIPE_CONFIG_<FAMILY> names tables, and the run time reads no JSON",
     "AITER_BYPASS_TUNE_CONFIG": "not read: GEMMPIPE_GIVEN_TABLES_ONLY=1 without a table leaves all tables out",
     "AITER_KSPLIT": "not read: the splits of K are those of the row, or of config=",
     "AITER_USE_NT": "not read: how weights are loaded is a knob of the row (cache_modifier)",

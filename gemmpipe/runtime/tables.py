@@ -28,6 +28,8 @@ from gemmpipe.tables.file_names import is_table_file
 from gemmpipe.tables.merge import Row, RowKey, is_provisional, merge_rows, rows_by_key
 from gemmpipe.tables.store import read
 
+_THEIR_WORD = "GEMM_"
+"""In names of aiter's variables; `GEMMPIPE_CONFIG_BF16` is meant to be one of them."""
 _MIN_SIMILARITY = 0.8
 """Similarity of names (0 to 1): two wrong letters in ten. A user's family in a package is known once it is loaded."""
 
@@ -41,6 +43,7 @@ def warn_of_misspelt_variables() -> None:
         if name in readers.values() or _is_user_family(name):
             continue
         known = {known.removeprefix(TABLES_PREFIX): read for known, read in readers.items()}
+        known = {**{word.replace(_THEIR_WORD, ""): read for word, read in known.items()}, **known}
         close = difflib.get_close_matches(name.removeprefix(TABLES_PREFIX).upper(), known, n=1, cutoff=_MIN_SIMILARITY)
         if close:
             LOG.warn(name, f"{name}: not a variable of any family, ignored (did you mean {known[close[0]]}?)")

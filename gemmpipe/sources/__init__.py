@@ -12,7 +12,7 @@ from gemmpipe.core.schema import DEVICE_COLUMNS
 from gemmpipe.engines.launch import ServerArguments
 from gemmpipe.family import Family, GemmSpec, KernelDefaults, load_family, shipped_families
 from gemmpipe.family.layouts import ROW_MAJOR
-from gemmpipe.family.problem import parse_dtype
+from gemmpipe.family.problem import locate_key_columns, make_problem, parse_dtype
 from gemmpipe.sources.products import UNSUPPORTED
 from gemmpipe.tables.file_names import family_of_file_name
 
@@ -106,6 +106,7 @@ def check_sizes(row: Sequence[str], foreign: Sequence[int], header: Sequence[str
             )
 
 
+_NO_DEFAULTS = KernelDefaults(dtype=None, out_dtype=None, bias=None)
 _FORMATS: Mapping[str, Callable[[GemmSpec], object]] = {
     "bias": lambda spec: spec.bias,
     "scaleab": lambda spec: spec.x_scale is not None,
@@ -140,6 +141,23 @@ def check_formats(
         given: object = cell.lower() in ("true", "1") if isinstance(has, bool) else _dtype_or_text(cell)
         if given != has:
             raise NotComputed(f"{where}: column {header[index]}: {cell}, which {family.name} does not compute")
+
+
+def families_of_row(cells: Mapping[str, str], gfx: str) -> list[str]:
+    """The shipped families that compute the product of a row with these cells, by the header."""
+    header, row = list(cells), list(cells.values())
+    found = []
+    for name, family in _families().items():
+        try:
+            columns = locate_key_columns(header, family, "row")
+            check_sizes(row, foreign_sizes(header, family), header, family, "row")
+            values = {column: row[index] for column, index in columns.items()}
+            problem = make_problem(family, values, _NO_DEFAULTS, gfx, "row")
+            check_formats(row, foreign_formats(header, family), header, family, problem, "row")
+        except UserError:
+            continue
+        found.append(name)
+    return found
 
 
 def _dtype_or_text(cell: str) -> str:

@@ -19,12 +19,14 @@ from gemmpipe.sources import (
     check_formats,
     check_header,
     check_sizes,
+    families_of_row,
     foreign_formats,
     foreign_sizes,
 )
 from gemmpipe.sources.routing_counts import SIZES, profiles
 
 _WEIGHTS = ("weight", "count")
+_MAX_NAMED = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +43,7 @@ class CsvShapes(Source):
     skip_bad_rows: bool = False
     counts_calls: ClassVar[bool] = True  # with a column of weights
 
-    _refused: list[UserError] = field(default_factory=list, init=False, repr=False, compare=False)
+    _refused: list[tuple[UserError, "_Row"]] = field(default_factory=list, init=False, repr=False, compare=False)
     _other_families: Counter[str] = field(default_factory=Counter, init=False, repr=False, compare=False)
 
     def problems(self, family: Family, defaults: KernelDefaults, gfx: str) -> list[Problem]:
@@ -52,7 +54,8 @@ class CsvShapes(Source):
         self._other_families.clear()
         found = [problem for path in files for problem in self._read(path, wanted, family, defaults, gfx)]
         if not found and self._refused:
-            raise self._refused[0]
+            error, row = self._refused[0]
+            raise UserError(f"{error}{_other_kernels(row, gfx)}")
         if not found:
             but = f", but {_count_text(self._other_families)}" if self._other_families else ""
             raise UserError(f"shapes.path: no problem of {wanted} in {', '.join(map(str, files))}{but}")
@@ -61,37 +64,56 @@ class CsvShapes(Source):
     def left_out(self, family: Family, defaults: KernelDefaults, gfx: str) -> str:
         """The calls of other families' rows; the number of other rows left out, with the reason of the first."""
         count = len(self._refused)
-        refused = f"{count} row{'s' * (count != 1)}, the first: {self._refused[0]}" if count else ""
+        refused = f"{count} row{'s' * (count != 1)}, the first: {self._refused[0][0]}" if count else ""
         return "; ".join(part for part in (_count_text(self._other_families), refused) if part)
 
     def _read(self, path: Path, wanted: str, family: Family, defaults: KernelDefaults, gfx: str) -> Iterator[Problem]:
         routed = any(column.condition for column in family.key_columns) and not defaults.key.get("routing")
         captured = profiles(path) if routed else {}
-        for where, values, weight, layer, check in _rows(path, wanted, family, self._other_families):
+        for row in _rows(path, wanted, family, self._other_families):
+            values = row.values
             if captured and not values.get("routing"):
                 sizes = tuple(int(values[name]) for name in SIZES if values.get(name, "").isdigit())
                 values = {**values, "routing": captured.get(sizes, "")}
             try:
-                problem = make_problem(family, values, defaults, gfx, where, weight=weight, layer=layer)
-                check(problem)
+                problem = make_problem(family, values, defaults, gfx, row.where, weight=row.weight, layer=row.layer)
+                row.check(problem)
                 yield problem
             except UserError as error:
                 if not (self.skip_bad_rows or isinstance(error, NotComputed)):
-                    raise
-                self._refused.append(error)
+                    raise UserError(f"{error}{_other_kernels(row, gfx)}") from None
+                self._refused.append((error, row))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Row:
+    """A row of the wanted family."""
+
+    where: str
+    """`file:row`."""
+    values: Mapping[str, str]
+    """The cells of the key."""
+    weight: float
+    layer: str
+    check: Callable[[Problem], None]
+    """Raises NotComputed for a problem that contradicts other cells."""
+    cells: Mapping[str, str]
+    """All cells by the header."""
+
+
+def _other_kernels(row: _Row, gfx: str) -> str:
+    """The clause "; the row is one of kernel=x" with the families that compute this row, or ""."""
+    names = families_of_row(row.cells, gfx)
+    several = " ..." if len(names) > _MAX_NAMED else ""
+    return f"; the row is one of kernel={' or '.join(names[:_MAX_NAMED])}{several}" if names else ""
 
 
 def _count_text(others: Mapping[str, int]) -> str:
     return ", ".join(f"{count} of {name}" for name, count in sorted(others.items()))
 
 
-def _rows(
-    path: Path, wanted: str, family: Family, others: Counter[str]
-) -> Iterator[tuple[str, dict[str, str], float, str, Callable[[Problem], None]]]:
-    """(`file:row`, the key's cells, weight, layer, a check of its problem) of each row of that family.
-
-    Rows of other families are counted.
-    """
+def _rows(path: Path, wanted: str, family: Family, others: Counter[str]) -> Iterator[_Row]:
+    """The rows of that family; those of other families are counted."""
     lines = read_cells(path)
     _, header = next(lines, (1, []))
     columns = locate_key_columns(header, family, f"{path}:1")
@@ -118,4 +140,6 @@ def _rows(
         check_sizes(row, foreign, header, family, where)
         layer = row[extra["layer"]] if "layer" in extra else ""
         check = partial(check_formats, row, formats, header, family, where=where)
-        yield where, {name: row[index] for name, index in columns.items()}, number, layer, check
+        values = {name: row[index] for name, index in columns.items()}
+        cells = dict(zip(header, row, strict=True))
+        yield _Row(where=where, values=values, weight=number, layer=layer, check=check, cells=cells)

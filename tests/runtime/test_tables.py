@@ -160,6 +160,8 @@ def test_aiters_names_of_a_table_are_read(name: str, row, table, tmp_path: Path,
         ("AITER_REBUILD", "gemmpipe.runtime.reload()"),
         ("GEMM_A4W4_BLOCKWISE_HIP_CLANG_PATH", "Triton has its own compiler"),
         ("AITER_ONLINE_TUNE", "GEMMPIPE_ONLINE_TUNING=1"),
+        ("GEMMPIPE_HIP_ONLINE_TUNING", "GEMMPIPE_ONLINE_TUNING=1"),
+        ("AITER_TRITON_CONFIGS_PATH", "GEMMPIPE_CONFIG_<FAMILY> names tables"),
         ("AITER_BYPASS_TUNE_CONFIG", "GEMMPIPE_GIVEN_TABLES_ONLY=1"),
         ("GTUNE_TP", "not read: shapes.tp="),
     ],
@@ -215,6 +217,16 @@ def test_a_misspelt_variable_is_reported_once(name: str, monkeypatch, caplog: py
         f"gemmpipe: GEMMPIPE_CONFIG_{name}: not a variable of any family, ignored "
         "(did you mean GEMMPIPE_CONFIG_A16W16?)"
     )
+
+
+@pytest.mark.parametrize("name", ["BF16", "A4W4", "BF16_BATCHED"])
+def test_a_variable_without_aiters_word_gemm_is_reported(name: str, monkeypatch, caplog) -> None:
+    monkeypatch.setattr(LOG, "_warned", set())
+    monkeypatch.setenv(f"GEMMPIPE_CONFIG_{name}", "table.csv")
+    load_tables(FAMILY)
+    (message,) = [record.getMessage() for record in caplog.records]
+    known = {"BF16": "GEMM_BF16", "A4W4": "GEMM_A4W4", "BF16_BATCHED": "BF16_BATCHED_GEMM"}[name]
+    assert message.endswith(f"not a variable of any family, ignored (did you mean GEMMPIPE_CONFIG_{known}?)")
 
 
 def test_variables_of_the_users_own_families_are_not_misspelt(

@@ -181,3 +181,27 @@ def test_bad_rows_are_left_out_on_request(tmp_path: Path) -> None:
     path.write_text("M,N,K\neight,32,64\n")
     with pytest.raises(UserError, match="column M: 'eight'"):
         source.problems(family, words, "sm_90")
+
+
+@pytest.mark.parametrize(
+    ("kernel", "text", "fits"),
+    [
+        ("a8w8_blockscale", "M,N,K,dtype\n16,64,64,torch.bfloat16\n", "a16w16 or a16w16_atomic"),
+        ("a8w8", "M,N,K,dtype\n16,64,64,bf16\n", "a16w16 or a16w16_atomic"),
+        ("a8w8_blockscale", "M,N,K,q_dtype_w\n16,64,64,torch.int8\n", "a8w8 or a8w8_bpreshuffle"),
+        ("a16w16", "M,N,K,q_dtype_w\n16,64,64,torch.int8\n", "a8w8 or a8w8_bpreshuffle"),
+        ("a8w8_blockscale", "B,M,N,K\n4,16,64,64\n", "batched_a8w8 or batched_bf16"),
+    ],
+)
+def test_values_that_contradict_the_kernel_name_those_that_they_fit(
+    kernel: str, text: str, fits: str, table: Path, no_words: KernelDefaults
+) -> None:
+    table.write_text(text)
+    with pytest.raises(UserError, match=rf"shapes\.csv:2: .*kernel={fits}$"):
+        read(path=str(table)).problems(load_family(kernel), no_words, "sm_90")
+
+
+def test_a_row_that_no_kernel_computes_names_none(table: Path, blockscale: Family, no_words: KernelDefaults) -> None:
+    table.write_text("M,N,K\n0,64,64\n")
+    with pytest.raises(UserError, match="expected a whole number from 1 to 2147483647$"):
+        read(path=str(table)).problems(blockscale, no_words, "sm_90")
