@@ -203,5 +203,5 @@ def test_values_that_contradict_the_kernel_name_those_that_they_fit(
 
 def test_a_row_that_no_kernel_computes_names_none(table: Path, blockscale: Family, no_words: KernelDefaults) -> None:
     table.write_text("M,N,K\n0,64,64\n")
-    with pytest.raises(UserError, match="expected a whole number from 1 to 2147483647$"):
+    with pytest.raises(UserError, match=r"expected a whole number from 1 to 2147483647$"):
         read(path=str(table)).problems(blockscale, no_words, "sm_90")
