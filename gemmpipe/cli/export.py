@@ -1,5 +1,6 @@
 """`gemmpipe export`: a finished run's or a table's choices in the form of an engine, and how the engine uses them."""
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,9 @@ from gemmpipe.core.errors import UserError, suggest_or_list
 from gemmpipe.core.events import Event, Events, counted
 from gemmpipe.core.paths import tables_variable
 from gemmpipe.core.shell import shell_join, shell_quote
+from gemmpipe.core.text_table import fold_width
 from gemmpipe.report.last_run import LAST, WITH_SELECTIONS, last_run
+from gemmpipe.report.lines import Line, fitted
 
 if TYPE_CHECKING:
     from gemmpipe.engines.install import InstalledFile
@@ -59,9 +62,8 @@ def run(line: CommandLine) -> int:
     """Write the files and print how they are used. Returns 0. Raises UserError, EnvironmentProblem."""
     request = _request(line)
     lines = _undo(request) if request.undo else _export(request)
-    with naming_write_errors(STDOUT):
-        for text in lines:
-            print(text)
+    for text in lines:
+        _print(text)
     return 0
 
 
@@ -130,8 +132,14 @@ def _export(request: _Request) -> list[str]:
 
 def _print_event(event: Event) -> None:
     if event.kind in ("warning", "line"):
-        with naming_write_errors(STDOUT):
-            print(f"warning: {event.text}" if event.kind == "warning" else event.text)
+        _print(f"warning: {event.text}" if event.kind == "warning" else event.text)
+
+
+def _print(text: str) -> None:
+    """Print one line; in a terminal in several, except a command to copy."""
+    with naming_write_errors(STDOUT):
+        for part in fitted(Line(text=text), fold_width(sys.stdout)):
+            print(part.text)
 
 
 def find_choices(command: str, place: str, kernel: str, config_dir: Path | None) -> "Choices":

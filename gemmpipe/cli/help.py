@@ -1,7 +1,9 @@
 """The text of `gemmpipe --help`."""
 
 import re
+import sys
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 import yaml
 
@@ -10,7 +12,7 @@ from gemmpipe.cli.commands import COMMANDS, load_command
 from gemmpipe.cli.folders import ConfigFolders, read_text, summary_line
 from gemmpipe.core.errors import UserError, suggest_or_list
 from gemmpipe.core.renamed import OPTIONS
-from gemmpipe.core.text_table import MAX_WIDTH, terminal_width
+from gemmpipe.core.text_table import MAX_WIDTH, fold_width, terminal_width
 from gemmpipe.report.lines import wrapped
 
 _HEAD = """gemmpipe: from a model and a kernel to tuned artifacts that inference engines load
@@ -38,6 +40,9 @@ Exit codes: 0 done, 1 a problem without a valid candidate (lint: an error in a f
 
 _ENTRY = re.compile(r"  \S.*?   +(?=\S)")
 """A command or a flag, up to its text."""
+
+
+_COMMENT = re.compile(r"(^|(?<=\s))(?=# )")
 
 
 def help_text(folders: ConfigFolders, width: int = MAX_WIDTH) -> str:
@@ -104,16 +109,18 @@ def topic_help(topic: str, folders: ConfigFolders) -> str:
     if topic in COMMANDS:
         return reflowed(load_command(topic).HELP, terminal_width())
     if topic in folders.pipelines:
-        more = f"gemmpipe {topic} --cfg job prints every key; gemmpipe --help lists pipelines, options and flags"
+        more = _to_fit(
+            f"gemmpipe {topic} --cfg job prints every key; gemmpipe --help lists pipelines, options, flags", "  "
+        )
         engine = f"\n{reflowed(load_command('doctor_engine').HELP, terminal_width())}" if topic == "doctor" else ""
-        return f"# {folders.pipelines[topic]}\n{read_text(folders.pipelines[topic])}{engine}\n{more}"
+        return f"# {folders.pipelines[topic]}\n{_file_text(folders.pipelines[topic])}{engine}\n{more}"
     if group not in folders.options:
         known = suggest_or_list(group, [*folders.options, *folders.pipelines, *COMMANDS])
         raise UserError(f"--help {topic}: no such group of options, no pipeline and no command{known}")
     if not name:
-        return "\n".join(
-            f"  {group}={name:<22} {summary_line(folders.option_file(group, name))}" for name in folders.options[group]
-        )
+        texts = {name: summary_line(folders.option_file(group, name)) for name in folders.options[group]}
+        start = len(f"  {group}=") + 23
+        return "\n".join(_to_fit(f"  {group}={name:<22} {text}", " " * start) for name, text in texts.items())
     if name not in folders.options[group]:
         name = OPTIONS.get(group, {}).get(name, name)
     if name not in folders.options[group]:
@@ -121,14 +128,37 @@ def topic_help(topic: str, folders: ConfigFolders) -> str:
     return "\n".join(_option_files(group, name, folders))
 
 
+def _to_fit(text: str, indent: str) -> str:
+    """A line as it is; in a terminal in lines of its width, all but the first indented."""
+    width = fold_width(sys.stdout)
+    return text if width is None else "\n".join(wrapped(text, width, indent))
+
+
+def _file_text(path: Path) -> str:
+    """The text of a file; in a terminal long comments continue below the place where they begin."""
+    text, width = read_text(path), fold_width(sys.stdout)
+    return text if width is None else "".join(f"{part}\n" for line in text.splitlines() for part in _lines(line, width))
+
+
+def _lines(line: str, width: int) -> list[str]:
+    """A line of YAML in lines of at most `width` characters that mean the same: only its comment is broken."""
+    comment = _COMMENT.search(line)
+    if len(line) <= width or comment is None or line[: comment.end()].count('"') % 2:
+        return [line]
+    column, indent = comment.end(), " " * (len(line) - len(line.lstrip()))
+    if column <= width // 2:
+        return wrapped(line, width, " " * column + "# ")
+    # Too little room beside the value.
+    return [line[:column].rstrip(), *wrapped(indent + line[column:], width, f"{indent}# ")]
+
+
 def _option_files(group: str, name: str, folders: ConfigFolders) -> list[str]:
     """The text of an option's file, then of those of its group that it includes."""
     path = folders.option_file(group, name)
-    text = read_text(path)
-    tree = yaml.safe_load(text)
+    tree = yaml.safe_load(read_text(path))
     defaults = tree.get("defaults") or () if isinstance(tree, dict) else ()
     included = [entry for entry in defaults if isinstance(entry, str) and entry != "_self_"]
     return [
-        f"# {path}\n{text}",
+        f"# {path}\n{_file_text(path)}",
         *(part for option in included for part in _option_files(group, option, folders)),
     ]

@@ -187,13 +187,22 @@ LLAMA = {
 
 @pytest.mark.e2e
 @pytest.mark.usefixtures("own_locks")
-def test_a_runs_keys_are_numbers_and_flags_again(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_runs_keys_are_numbers_and_flags_again(
+    folder: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Rows of aiter's and of a native table: flags are no texts, and rows of the same key are united."""
     shapes = ("shapes=list", "shapes.items=[[[1,16],64,96]]")
     assert main(["kernel=a16w16", *shapes, *PLAIN, "space=a16w16", "output=tuned"]) == 0
     for _ in range(2):
         assert main(["export", "last", "aiter", "output=out"]) == 0, capfd.readouterr().err
         assert main(["export", "last", "plugin", "output=out"]) == 0
+    capfd.readouterr()
+    monkeypatch.setattr("gemmpipe.cli.export.fold_width", lambda stream: 80)
+    assert main(["export", "last", "aiter", "output=out"]) == 0
+    shown = capfd.readouterr().out.splitlines()
+    assert any(line.startswith("merge: ") for line in shown)
+    wide = [line for line in shown if len(line) > 80]
+    assert [line for line in wide if "=" not in line and str(folder) not in line] == [], "paths and commands alone"
     theirs = (folder / "out" / "aiter" / "bf16_tuned_gemm.csv").read_text().splitlines()
     assert [line.split(",")[2:12] for line in theirs[1:]] == [
         [str(m), "64", "96", "False", *["torch.bfloat16"] * 2, "False", "False", "torch", "0"] for m in (1, 16)

@@ -8,6 +8,7 @@ import tarfile
 from pathlib import Path
 
 import pytest
+import yaml
 
 from gemmpipe import __version__
 from gemmpipe.cli import announced
@@ -81,6 +82,23 @@ def test_help_on_a_command_fits_80_columns(
     shown = capsys.readouterr().out
     assert [line for line in shown.splitlines() if len(line) > 80 and not line.startswith("gemmpipe ")] == []
     assert shown.split() == whole.split()
+
+
+@pytest.mark.parametrize("topic", ["search=gaussian", "stage=engine", "search", "shapes", "tune"])
+def test_help_on_files_fits_80_columns_of_a_terminal_and_means_the_same(
+    topic: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert main(["--help", topic]) == 0
+    whole = capsys.readouterr().out
+    assert max(map(len, whole.splitlines())) > 80, "nothing is broken for programs"
+    monkeypatch.setattr("gemmpipe.cli.help.fold_width", lambda stream: 80)
+    assert main(["--help", topic]) == 0
+    shown = capsys.readouterr().out
+    paths = [line for line in whole.splitlines() if line.startswith("# /")]
+    assert [line for line in shown.splitlines() if len(line) > 80 and line not in paths] == []
+    assert [word for word in shown.split() if word != "#"] == [word for word in whole.split() if word != "#"]
+    if "=" in topic:
+        assert yaml.safe_load(shown) == yaml.safe_load(whole)
 
 
 def test_help_on_doctor_has_the_options_for_an_engine(capsys: pytest.CaptureFixture[str]) -> None:
