@@ -93,13 +93,14 @@ def test_on_a_cpu(folder: Path, compare: Callable[..., Compare]) -> None:
 def test_own_kernels_of_the_finals_where_a_library_was_chosen(
     faulty_words: tuple[str, ...], compare: Callable[..., Compare], folder: Path
 ) -> None:
-    args = (*faulty_words, "space.PACE_MS=[3,60]", "stages.select.min_improvement_pct=0")
+    """1 ms stays far below 5 ms on a busy machine, from where screening skips a candidate at larger M."""
+    args = (*faulty_words, "space.PACE_MS=[1,60]", "stages.select.min_improvement_pct=0")
     assert main(args) == 0
     run_dir, text = compare(*args)
     compared = pd.read_csv(run_dir / "compared.csv").set_index(["M", "name"])
     for m in (8, 16):
         assert compared["libtype"][m, "tuned"] == "torch"
-        assert compared["config"][m, "own kernels"] == '{"KIND":"right","PACE_MS":3}', "the faster one of the finals"
+        assert compared["config"][m, "own kernels"] == '{"KIND":"right","PACE_MS":1}', "the faster one of the finals"
         assert compared["over_own"][m, "torch mm"] < 0.5
     assert "own kernels behind fastest library on 2 of 2 problems" in text
     assert "M=16 N=32 K=64: 0." in text
