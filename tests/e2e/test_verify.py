@@ -213,7 +213,8 @@ def test_rows_of_other_devices_are_counted_and_a_table_without_ours_is_the_machi
 
 def test_a_verification_in_batches_and_resumed_says_the_same(verify: Verify, capfd: pytest.CaptureFixture[str]) -> None:
     rows = [_row(m, {"method": "mm"}, libtype="torch") for m in (1, 2)] + [_row(3, {"KIND": "spoil_nan", "PACE_MS": 0})]
-    assert verify(*rows, words=("batch=1",))[0] == 1
+    patient = ("stages.verify_report.max_drift_pct=1e6", "stages.verify_report.max_behind_pct=1e6")  # on a busy machine
+    assert verify(*rows, words=("batch=1", *patient))[0] == 1
     before = {m: row["verdict"] for m, row in _verified().items()}
     assert before == {1: "holds", 2: "holds", 3: "stale"}
     assert main(["resume=last"]) == 1
