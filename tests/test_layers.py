@@ -280,6 +280,7 @@ def test_the_environment_belongs_to_a_few_variables() -> None:
         "GEMMPIPE_GIVEN_TABLES_ONLY",
         "GEMMPIPE_LOG_TUNED_CONFIG",
         "GEMMPIPE_TUNE_GEMM",
+        "GEMMPIPE_HIP_ONLINE_TUNING",
         "GEMMPIPE_DEBUG",
         "GEMMPIPE_VLLM",
         "GEMMPIPE_SGLANG",
