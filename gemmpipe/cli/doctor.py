@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 _MAX_REASONS = 3
 """Reasons why rows cannot run: the most frequent ones are shown."""
 _PACKAGES = ("torch", "triton", "hydra-core", "omegaconf", "pandas", "nvidia-ml-py")
+_OF_TABLES = ("table=", "inputs=", "target=")
+"""Overrides that a tuning run does not read."""
 
 
 def report_environment(plan: "Plan", events: Events) -> int:
@@ -160,7 +162,7 @@ def _next_command(plan: "Plan", device: Device, failures: Mapping[str, list[str 
     """The command that fits this machine: what was typed for doctor, on a CPU with two small products."""
     if not any(None in reasons for reasons in failures.values()):
         return "gemmpipe --help backend # no backend can be timed: choose others, or install what is missing"
-    typed = [override for override in plan.overrides if not override.startswith("~")]
+    typed = [each for each in plan.overrides if not each.startswith(("~", *_OF_TABLES))]
     keys = {override.partition("=")[0] for override in typed}
     if "kernel" not in keys:
         typed.append(f"kernel={plan.family.name}")

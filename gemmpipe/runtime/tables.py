@@ -29,7 +29,7 @@ from gemmpipe.tables.merge import Row, RowKey, is_provisional, merge_rows, rows_
 from gemmpipe.tables.store import read
 
 _THEIR_WORD = "GEMM_"
-"""In names of aiter's variables; `GEMMPIPE_CONFIG_BF16` is meant to be one of them."""
+"""In names of aiter's variables, and easily left out."""
 _MIN_SIMILARITY = 0.8
 """Similarity of names (0 to 1): two wrong letters in ten. A user's family in a package is known once it is loaded."""
 

@@ -96,7 +96,8 @@ def test_it_ends_with_a_verdict_and_the_next_command(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TRITON_CACHE_DIR", str(folder / "cache"))
-    assert main(["doctor", "kernel=a16w16", "device=cpu"]) == 0
+    (folder / "bf16_tuned_gemm.csv").touch()
+    assert main(["doctor", "kernel=a16w16", "device=cpu", "table=bf16_tuned_gemm.csv"]) == 0
     out = _joined(capsys.readouterr().out)
     for own in ("triton", "gluon", "skinny", "sliced"):
         assert re.search(rf"^  {own} +unavailable: no GPU: Triton compiles for GPUs$", out, re.MULTILINE)
@@ -107,6 +108,7 @@ def test_it_ends_with_a_verdict_and_the_next_command(
     assert following.startswith("next: gemmpipe ")
     command = shlex.split(following.removeprefix("next: gemmpipe "))
     assert {"kernel=a16w16", "device=cpu"} <= set(command)
+    assert not any(word.startswith("table=") for word in command), "a tuning run reads none"
     assert main(["capture", *command]) == 0, "the command that it names composes"
 
 
