@@ -145,7 +145,7 @@ def product_rates(call: Callable[[], object], device: Device, sustained_s: float
     burst = flops / median_s(graph, PRODUCTS, PAUSE_S)
     found: list[float] = []
     until = time.monotonic() + sustained_s
-    while time.monotonic() < until:
+    while not found or time.monotonic() < until:
         found.append(seconds(graph, PRODUCTS))
     graph.replay()
     state = nvml.conditions(device)
