@@ -82,7 +82,7 @@ class DeepGemm(Backend):
         return (tile_build(spec, Tile.of(knobs), int(str(knobs["num_stages"])), device),) if knobs else ()
 
     def kernel_name(self, knobs: Knobs) -> str:
-        """`deepgemm`, or `deepgemm_128x160_x` for a tile whose neighbours share rows of x."""
+        """`deepgemm`, or `deepgemm_128x160_x` for a tile that shares rows of x with the next one."""
         if not knobs:
             return self.label
         tile = Tile.of(knobs)

@@ -93,7 +93,7 @@ def toolkit_problem() -> str | None:
 
 @cache
 def nvcc_version(home: Path) -> tuple[int, int]:
-    """Of the toolkit; (0, 0) if it does not run."""
+    """The version of the toolkit; (0, 0) if it does not run."""
     try:
         text = subprocess.run(
             [home / "bin" / "nvcc", "--version"], capture_output=True, text=True, timeout=60, check=False
@@ -153,6 +153,6 @@ def _compile(build: Build, path: Path) -> None:
         ]
         done = subprocess.run(command, capture_output=True, text=True, cwd=folder, check=False)
         if done.returncode or not cubin.is_file():
-            said = " ".join((done.stdout + done.stderr).split())[-_LAST_LINES:]
-            raise RuntimeError(f"nvcc ended with {done.returncode}: {said}")
+            output = " ".join((done.stdout + done.stderr).split())[-_LAST_LINES:]
+            raise RuntimeError(f"nvcc ended with {done.returncode}: {output}")
         cubin.replace(path)

@@ -34,15 +34,15 @@ class DeepGemmPackage:
         return self.folder / "include"
 
     def extension_problem(self) -> str | None:
-        """Why the extension cannot be imported, as far as its files tell, or None."""
+        """Why the extension cannot be imported, as far as its files show, or None."""
         names = {path.name for path in self.folder.glob("_C*.so")}
         if names.intersection(f"_C{suffix}" for suffix in EXTENSION_SUFFIXES):
             return None
         if names:
             return f"{self.name} has no extension for Python {sys.version_info.major}.{sys.version_info.minor}"
         # Earlier versions have it next to the package
-        beside = next(self.folder.parent.glob("deep_gemm_cpp*"), None)
-        return None if beside is not None else f"{self.name} has no extension"
+        next_to = next(self.folder.parent.glob("deep_gemm_cpp*"), None)
+        return None if next_to is not None else f"{self.name} has no extension"
 
     def headers_problem(self) -> str | None:
         """Why its kernel cannot be instantiated from the headers, or None."""
@@ -65,7 +65,7 @@ def find_package() -> DeepGemmPackage | None:
 
 
 def no_package_reason() -> str:
-    """What to install."""
+    """The package to install."""
     return "the package deep_gemm is not installed, neither alone nor within vLLM"
 
 

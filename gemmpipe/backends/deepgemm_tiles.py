@@ -16,7 +16,7 @@ K_BLOCK = 128
 """Columns of x and w per stage, which is the block of the scales."""
 PRODUCER_THREADS = 128
 MULTICAST = ("none", "x", "w")
-"""The operand that two neighbouring programs share: none, x (they are neighbours along N) or w (along M)."""
+"""The operand that two adjacent programs share: none, x (adjacent along N) or w (along M)."""
 _MAX_STAGES = 16
 _WGMMA_ROWS = 64
 _L2_BYTES_PER_CYCLE, _L1_BYTES_PER_CYCLE = 8e6 / 1.3e3, 128
@@ -32,7 +32,7 @@ _LAUNCH_PARAMETERS = (
 
 @dataclass(frozen=True, kw_only=True, order=True)
 class Tile:
-    """A tile of the output, and what neighbours share."""
+    """A tile of the output, and the operand that adjacent programs share."""
 
     rows: int
     columns: int

@@ -74,7 +74,7 @@ class QuantisedLibrary(Backend):
         """The quantiser, then the library's call."""
         padded = _padded(spec)
         x = inputs.x.contiguous()
-        # The quantiser's build reads the type of x from the specification: the product's says fp8 already.
+        # The quantiser's build reads the type of x from the specification: that of the product is fp8 already.
         quantised = quantised_inputs(replace(spec, m=padded.m), device, x, padded.x_scale_orders[0])
         if padded.m == spec.m:
             multiply = self.library.bind(padded, knobs, device, quantised.inputs, prepared, out)

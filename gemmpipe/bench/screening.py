@@ -173,7 +173,7 @@ class ScreenJob(Job):
     def _bind(self, context: WorkerContext, setup: ProblemSetup, staying: "list[_ScreenItem]") -> None:
         """Set the number of launches and samples of each item, and bind its launches; short ones run in blocks.
 
-        Finals replay launches back to back, where the start and end of a kernel overlap with its neighbours. A single
+        Finals replay launches back to back, where the start and end of a kernel overlap with the next ones. A single
         launch of any kernel of 5 us takes 9 (8192x1024, M <= 64, on an H200, 2026-11-21: the winners of the finals were
         ranked 1st to 24th by single launches, 1st to 9th by blocks). All blocks of a problem have equal length, and so
         the same share of start and end.

@@ -91,7 +91,7 @@ def legend(
 
 
 def swatch(name: str, colours: Colours, *, lines: bool = False) -> Markup:
-    """The mark of a name beside its text."""
+    """The mark of a name next to its text."""
     mark = (
         tag("line", x1=0, y1=6, x2=24, y2=6, class_="line")
         if lines

@@ -15,7 +15,7 @@ Content = str | Markup | int | float | None
 
 
 def tag(name: str, *children: Content, **attributes: object) -> Markup:
-    """An element. `class_` and `data_tip` stand for `class` and `data-tip`; None and False leave an attribute out.
+    """An element. `class_` and `data_tip` become `class` and `data-tip`; None and False leave an attribute out.
 
     Children that are no `Markup` are escaped, like the values of attributes.
     """

@@ -42,7 +42,7 @@ class Data:
 def page(
     title: str, sections: Iterable[Section], *, state: str = "", footer: str = "", refresh_s: int | None = None
 ) -> str:
-    """The HTML text. `refresh_s`: the browser loads the page again after so many seconds."""
+    """The HTML text. `refresh_s`: seconds after which the browser loads the page again."""
     script = (_FOLDER / "page.js").read_text(encoding="utf-8")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     return _template().render(

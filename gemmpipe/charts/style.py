@@ -35,7 +35,7 @@ _LAYOUT = (
     "th,td{padding:2px 8px;text-align:right;white-space:nowrap}"
     "th.l,td.l{text-align:left}"
 )
-"""What notebooks style in their own way."""
+"""Rules against styles of notebooks."""
 _RULE = re.compile(r"([^{}]+)\{([^{}]*)\}")
 _TIP = re.compile(r' data-tip="([^"]*)">')
 

@@ -96,7 +96,7 @@ def tolerating_closed_pipes(*, but_not_full: bool = False) -> Iterator[None]:
 
 @contextmanager
 def announced(text: str) -> Iterator[None]:
-    """Say on stderr what the block does, as it prints nothing for a second or more; a terminal forgets the line after.
+    """Print what the block does on stderr, as it prints nothing for a second or more; a terminal erases it after.
 
     On stderr, because stdout has the result alone, which programs read.
     """

@@ -224,7 +224,7 @@ def _find_flag(flag: str) -> _AiterFlag | None:
 
 @dataclass(kw_only=True)
 class _Found:
-    """The aiter words of a command line, and the equivalents of all of them."""
+    """The flags and keys of aiter in a command line, and the equivalents of all of them."""
 
     typed: list[str] = field(default_factory=list)
     kinds: set[str] = field(default_factory=set)
@@ -255,7 +255,7 @@ class _Found:
 
 
 def check_flags(argv: Sequence[str], own: Collection[str]) -> None:
-    """Raises UserError for aiter flags, with the equivalent of all aiter words in one line; `own`: gemmpipe's flags."""
+    """Raises UserError for aiter flags, with the equivalents of all of them in one line; `own`: gemmpipe's flags."""
     found = _Found()
     plain: list[str] = []
     rest = list(argv)

@@ -89,7 +89,7 @@ class CommandLine:
 
 
 def gemmpipe_command(config_dir: Path | None) -> list[str]:
-    """The first words of a command to copy: with the user's folder of options, which the command may need."""
+    """The first arguments of a command to copy: with the user's folder of options, which the command may need."""
     return ["gemmpipe", *([] if config_dir is None else [f"--config-dir={config_dir}"])]
 
 
@@ -115,7 +115,7 @@ def _second_word(first: str, argument: str, overrides: Sequence[str], rest: Sequ
 
 
 def _as_key(first: str, argument: str, rest: Sequence[str]) -> str:
-    """The key that a table without one is meant for; any key for other words and pipelines."""
+    """The key that a table without one is meant for; any key for other arguments and pipelines."""
     files = [argument, *(word for word in rest if "=" not in word)]
     if first == "merge" and all(file.endswith(".csv") for file in files):
         from gemmpipe.cli.overrides import quote  # not above: imports Hydra's grammar

@@ -1,6 +1,6 @@
 """Displays of the progress: live lines in a terminal, a bar in one that cannot move its cursor, else heartbeats.
 
-rich draws the live lines. tqdm draws the bar where the terminal knows no more than a carriage return (`TERM=dumb`: the
+rich draws the live lines. tqdm draws the bar where the terminal supports only a carriage return (`TERM=dumb`: the
 shells of editors, the consoles of some job runners). rich takes 0.1 s to import and is loaded when something is drawn.
 """
 

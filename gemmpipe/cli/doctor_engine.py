@@ -52,7 +52,7 @@ reads tuned files; and, with run=, what the alternatives take and how to choose 
   log=FILE       the server's log: its engine, version, arguments, kernels and files
   run=...        a run (or a tuned table) with times of the alternatives
   model=DIR      the config.json of the served model, or its folder: only its layers, with their sizes on one device
-  kernel=FAMILY  the kernel of a table whose name does not tell it
+  kernel=FAMILY  the kernel of a table whose name has none
   target=sm_90   the device's architecture, where it is not in this machine, and neither the log nor run= names it
   version=0.33.0 the engine's version, where it is not installed in this Python
   package=DIR    the engine's package, where it is not installed in this Python
@@ -347,7 +347,7 @@ def _report(request: _Request) -> Iterator[str]:
 
 
 def _situation(request: _Request, kind: str) -> Situation:
-    """What the choice for a kind of layers depends on: with the sizes of the model's products, or of the run's."""
+    """The facts that decide the choice for a kind of layers, with the sizes of the model's or the run's products."""
     if request.sizes is not None:
         return replace(request.situation, sizes=request.sizes.get(kind, ()))
     timed = request.timed.of_architecture(request.situation.gfx) if request.timed is not None else None
@@ -380,8 +380,8 @@ def _layer_lines(layer: LayerRules, chosen: Sequence[SizedChoice]) -> Iterator[s
         yield f"      not {passed.title}: {reason}"
     for other in others:
         text = other.choice.note if other.rule is None else _kernel_text(other.rule, other.choice.note)
-        whose = f"{len(other.sizes)} of {counted(total, 'size')}" if other.sizes else "other sizes"
-        yield f"      {whose}: {text}"
+        sizes = f"{len(other.sizes)} of {counted(total, 'size')}" if other.sizes else "other sizes"
+        yield f"      {sizes}: {text}"
         known = {passed.name for passed, _ in first.choice.passed_over}
         for passed, reason in other.choice.passed_over:
             if passed.name not in known:

@@ -113,9 +113,9 @@ class TimedRun:
         return tuple(sorted({(int(n), int(k)) for n, k in pairs if n == n and k == k and None not in (n, k)}))
 
 
-def _is_flag(word: str, flag: str) -> bool:
-    """True for a word of a command line with this flag, in any spelling."""
-    return bool(flag) and word.partition("=")[0].replace("_", "-") == flag
+def _is_flag(argument: str, flag: str) -> bool:
+    """True for an argument with this flag, in any spelling."""
+    return bool(flag) and argument.partition("=")[0].replace("_", "-") == flag
 
 
 def time_lines(

@@ -26,7 +26,7 @@ HELP = """gemmpipe export RUN|TABLE vllm|sglang|aiter|plugin [output=DIR] [kerne
 gemmpipe export RUN vllm|sglang install=true [package=DIR]
 gemmpipe export vllm|sglang undo=true [package=DIR]
 
-Writes what a finished run chose in the form of an engine, without timing again, and prints where the files must lie
+Writes what a finished run chose in the form of an engine, without timing again, and prints where the files belong
 and the launch line that uses them. RUN is the folder of a run, or last.
 
   vllm, sglang   JSON files of the engine's own Triton functions; the run must have timed these (format=[vllm])
@@ -39,7 +39,7 @@ and the launch line that uses them. RUN is the folder of a run, or last.
   undo=true      restore the engine's own files
   package=DIR    the engine's package, where it is not installed in this Python
   model=MODEL    the model in the printed launch line (that of shapes=engine)
-  kernel=FAMILY  the kernel of a table whose name does not tell it
+  kernel=FAMILY  the kernel of a table whose name has none
 """
 TARGETS = ("vllm", "sglang", "aiter", "plugin")
 _OPTIONS = {"output": "", "install": "false", "undo": "false", "package": "", "model": "", "kernel": ""}
@@ -201,7 +201,7 @@ def _engine(request: _Request, choices: "Choices", events: Events) -> list[str]:
 
 
 def _command(request: _Request) -> list[str]:
-    """The words of this command, without `install=`."""
+    """The arguments of this command, without `install=`."""
     given = {name: getattr(request, name) or "" for name in ("output", "package", "model", "kernel")}
     typed = [f"{name}={value}" for name, value in given.items() if value != _OPTIONS[name]]
     return [*gemmpipe_command(request.config_dir), "export", request.place, request.target, *typed]

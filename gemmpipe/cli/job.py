@@ -113,7 +113,7 @@ def execute(cfg: "DictConfig", request: RunRequest, run_dir: Path) -> int:
 
 
 def _json_stream() -> "JsonStream":
-    """The stream of `events=json`; it goes on in silence without a reader, as the terminal's output does."""
+    """The stream of `events=json`; without a reader it is dropped, as the terminal's output does."""
     from gemmpipe.listeners.json_stream import JsonStream
 
     def write(line: str) -> None:

@@ -32,7 +32,7 @@ def machine_lines(devices: Sequence[Device], output: Path) -> Iterator[str]:
 
 
 def warnings_of(devices: Sequence[Device], output: Path) -> Iterator[str]:
-    """What makes runs on this machine fail or slow."""
+    """Causes of failing or slow runs on this machine."""
     for folder in dict.fromkeys((output, triton_cache())):
         free = free_bytes(folder)
         if free is not None and free < LEAST_FREE_BYTES:

@@ -105,7 +105,7 @@ def _announce(line: CommandLine, request: "RunRequest") -> None:
     text = printable(shell_join([request.pipeline, *shown]))
     announced = Line(text=shortened(f"gemmpipe {__version__}: {text}", _MAX_ANNOUNCED))
     width = fold_width(sys.stdout)
-    # A report that cannot be written is a failure, a run goes on.
+    # A report that cannot be written is a failure; a run continues.
     with naming_write_errors(STDOUT) if request.pipeline == "doctor" else tolerating_closed_pipes():
         for part in [announced] if width is None else folded(announced, width):
             print(part.text, flush=True)

@@ -1,6 +1,6 @@
 """Overrides as typed, checked and converted for Hydra.
 
-* `hydra_overrides`: quotes values that Hydra's grammar cannot read, and refuses words that are not `key=value`.
+* `hydra_overrides`: quotes values that Hydra's grammar cannot read, and refuses arguments other than `key=value`.
 * `check_group_overrides`: refuses values that cannot name an option, on which Hydra fails with an internal error.
 * `is_too_deep`: a limit on nested brackets, on which the parsers of YAML and Hydra take seconds or recurse endlessly.
 """

@@ -32,7 +32,7 @@ tuned tables alone (with what they hold).
   TABLE.csv       a tuned table; several of one kernel become one report
   out=FILE        the file: RUN/report.html, or TABLE_report.html in this folder, unless given
   watch=true      (or --watch) writes the file again every few seconds until the run ends; the browser follows
-  kernel=FAMILY   the kernel of a table whose name does not tell it
+  kernel=FAMILY   the kernel of a table whose name has none
   open=false      open no browser (the default without a terminal and a display, and for several reports)
 
 In a run, `report=true` writes the report at its end, and opens it by the same rule.
@@ -132,7 +132,7 @@ def _run_folder(folder: Path, name: str) -> Path:
 
 
 def _by_family(tables: list[Path], kernel: str | None, importable: frozenset[str]) -> "dict[str, list[TableSource]]":
-    """The tables of each kernel. Raises UserError for a name that tells none."""
+    """The tables of each kernel. Raises UserError for a name without one."""
     from gemmpipe.report.tables import TableSource, table_source
 
     found: dict[str, list[TableSource]] = {}

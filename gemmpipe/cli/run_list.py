@@ -126,7 +126,7 @@ def _columns(names: Sequence[str], runs: Sequence[RunFolder | None]) -> list[Col
 
 
 def _arguments(run: RunFolder) -> str:
-    """What was typed after `gemmpipe PIPELINE`, which the folder names: it says most about a run in few characters."""
+    """The arguments after `gemmpipe PIPELINE`, which the folder names: the shortest description of a run."""
     return printable(run.command).removeprefix("gemmpipe ").removeprefix(run.pipeline).strip()
 
 

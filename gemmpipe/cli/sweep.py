@@ -47,7 +47,7 @@ def run_submitted(run: Callable[[], int]) -> int:
 
     Before its time limit or a preemption the job gets a signal (USR2): the run stops as by Ctrl-C, and submitit queues
     the job again, which resumes the run; if submitit refuses, the result is 130. Stopped by the cluster without that
-    signal, the process ends with 130 and no result, since only the cluster knows whether it starts the job again.
+    signal, the process ends with 130 and no result, since only the cluster decides whether the job starts again.
     """
     with _catching_preemption() as warning:
         try:

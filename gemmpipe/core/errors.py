@@ -21,7 +21,7 @@ _MAX_QUOTED = 200
 """Characters of a cell or a value in a message; cells are unbounded."""
 _ELLIPSIS = " ... "
 _MAX_LISTED = 100  # characters of a list of names
-_SHORT_WORD = 3  # words of this length are similar by chance, like 'gpu' and 'cpu'
+_SHORT_WORD = 3  # names of this length are similar by chance, like 'gpu' and 'cpu'
 
 
 class GemmpipeError(Exception):
@@ -46,15 +46,15 @@ class EnvironmentProblem(GemmpipeError):
     exit_code = 3
 
 
-def suggest_or_list(word: str, known: Iterable[str], where: str = "") -> str:
-    """The clause "; did you mean 'x'?" with the nearest known word, or a list of the known words.
+def suggest_or_list(name: str, known: Iterable[str], where: str = "") -> str:
+    """The clause "; did you mean 'x'?" with the nearest known name, or a list of the known names.
 
     `where`: the command that lists all of them, named where they do not fit.
     """
     names = sorted(set(known))
     listed = _listed(names, where)
-    if close := suggest(word, names):
-        sure = len(word) > _SHORT_WORD or len(names) > _MAX_SHOWN
+    if close := suggest(name, names):
+        sure = len(name) > _SHORT_WORD or len(names) > _MAX_SHOWN
         return close if sure else f"{close} known: {listed}"
     return f"; known: {listed}" if names else ""
 
@@ -70,9 +70,9 @@ def _listed(names: Sequence[str], where: str) -> str:
     return f"{', '.join(shown)} and {len(names) - len(shown)} more{f' ({where})' if where else ''}"
 
 
-def suggest(word: str, known: Iterable[str]) -> str:
-    """The clause "; did you mean 'x'?", or "" without a near word; for messages that list the known words already."""
-    close = difflib.get_close_matches(word, sorted(set(known)), n=1, cutoff=0.6)
+def suggest(name: str, known: Iterable[str]) -> str:
+    """The clause "; did you mean 'x'?", or "" without a similar name; for messages that list the known ones already."""
+    close = difflib.get_close_matches(name, sorted(set(known)), n=1, cutoff=0.6)
     return f"; did you mean '{close[0]}'?" if close else ""
 
 
@@ -142,7 +142,7 @@ def printable(text: str) -> str:
 
 
 def one_letter_apart(one: str, other: str) -> bool:
-    """True if two words differ by one letter replaced, added or removed."""
+    """True if two names differ by one letter replaced, added or removed."""
     if abs(len(one) - len(other)) > 1 or one == other:
         return False
     pairs = enumerate(zip(one, other, strict=False))

@@ -51,7 +51,7 @@ def fold_width(stream: TextIO) -> int | None:
 
 
 def _columns_of(stream: TextIO) -> int:
-    """The columns of a stream's terminal; 0 for other streams and for a terminal that does not know them."""
+    """The columns of a stream's terminal; 0 for other streams and for a terminal of unknown width."""
     with contextlib.suppress(OSError, ValueError):  # ValueError: a stream without a file, as tests have
         return os.get_terminal_size(stream.fileno()).columns
     return 0

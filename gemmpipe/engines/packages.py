@@ -20,7 +20,7 @@ TITLES: Mapping[str, str] = {VLLM: "vLLM", SGLANG: "SGLang"}
 
 
 def check_engine(key: str, name: str) -> str:
-    """The name of an engine in lower case. Raises UserError, naming the key, for any other word."""
+    """The name of an engine in lower case. Raises UserError, naming the key, for any other name."""
     if name.lower() not in ENGINES:
         raise UserError(f"{key}: '{name}' is no engine; expected vllm or sglang{suggest_or_list(name, ENGINES)}")
     return name.lower()

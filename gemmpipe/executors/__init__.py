@@ -121,7 +121,7 @@ class Pool(ABC):
 
     @property
     def open_builds(self) -> int:
-        """Number of unfinished builds, queued ones included; 0 if the pool cannot tell."""
+        """Number of unfinished builds, queued ones included; 0 if the pool cannot count them."""
         return 0
 
     def submit_task(self, task: Callable[[], T]) -> "Future[T] | None":

@@ -62,7 +62,7 @@ class Format(ABC):
     def entries(self, spec: GemmSpec, device: Device, paths: Sequence[Path]) -> Mapping[int, Knobs]:
         """The knobs by M, in the order of the file, from the first of `paths` with the name that the engine looks for.
 
-        A folder stands for the file of that name in it. Raises UserError for an invalid file.
+        A folder means the file of that name in it. Raises UserError for an invalid file.
         """
         return {}
 

@@ -17,7 +17,7 @@ FINISHED, INTERRUPTED, FAILED = "finished", "interrupted", "failed"
 
 @dataclass(frozen=True, kw_only=True)
 class RunStart:
-    """What is known of a run before its first stage."""
+    """Facts of a run before its first stage."""
 
     pipeline: str
     folder: Path
@@ -39,7 +39,7 @@ class Product:
     config: str
     time_us: float
     library_us: float | None
-    """Of the best library of the run; None where no library multiplies the operands as stored."""
+    """The time of the best library of the run; None where no library multiplies the operands as stored."""
     speedup: float | None
     """Library over choice."""
     floor_share: float | None
@@ -129,7 +129,7 @@ class Guarded:
         self._call("start", run)
 
     def finish(self, outcome: RunOutcome) -> None:
-        """Pass the end on, and tell the user where the listener has put the run."""
+        """Pass the end on, and print where the listener has put the run."""
         self._ended = True
         self._call("finish", outcome)
         if not self._failed and (place := self._listener.place()):

@@ -11,7 +11,7 @@ from gemmpipe.core.events import Event
 from gemmpipe.listeners import Listener, RunOutcome, RunStart
 
 VERSION = 1
-"""Of the schema; raised when a field changes its meaning or goes. New fields and events do not raise it."""
+"""The version of the schema; raised when a field changes its meaning or is removed, not for new fields and events."""
 
 
 class JsonStream(Listener):

@@ -219,7 +219,7 @@ class EngineDispatch(Dispatch):
     def _look_up(
         self, sizes: tuple[int, ...], x: torch.Tensor, w: torch.Tensor, w_scale: OptionalTensor, out_dtype: torch.dtype
     ) -> bool:
-        """Whether a row answers for these sizes, found by one call; kept."""
+        """True if these sizes have a row; found by one call and kept."""
         assert self.kernel.quantise is not None
         if 0 in sizes:
             return False

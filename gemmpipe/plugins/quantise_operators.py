@@ -103,7 +103,7 @@ def _fake(*operands: Any, **named: Any) -> None:
 def scale_strides(scale: torch.Tensor, rows: int, groups: int, transposed: bool) -> tuple[int, int] | None:
     """Elements between the scales of rows and of groups, where vLLM's operators write; None for another tensor.
 
-    Transposed scales [rows, groups] lie group after group, each padded to at least `rows`.
+    Transposed scales [rows, groups] are stored group after group, each padded to at least `rows`.
     """
     if scale.dtype != torch.float32 or scale.dim() != 2 or scale.shape != (rows, groups):
         return None

@@ -2,7 +2,7 @@
 
 The scope is an environment variable with the kinds of layers that the plug-in may take over.
 
-`GEMMPIPE_VLLM=linear,moe` (the default) names the kinds, `off` none; `quantise` must be named. An unknown word takes
+`GEMMPIPE_VLLM=linear,moe` (the default) names the kinds, `off` none; `quantise` must be named. An unknown name takes
 nothing over: a misspelt name must not enable more than the user asked for.
 """
 
@@ -28,7 +28,7 @@ class Scope:
     variable: str
     kinds: tuple[str, ...]
     errors: tuple[str, ...] = ()
-    """One text per word that is not a kind: `GEMMPIPE_VLLM: 'linaer': unknown, expected ...`."""
+    """One text per unknown kind: `GEMMPIPE_VLLM: 'linaer': unknown, expected ...`."""
 
     @property
     def off(self) -> bool:
@@ -66,7 +66,7 @@ class Takeover:
     name: str
     """The kind in words: `linear bf16`, `linear fp8 by blocks`, `experts`, `quantisers`."""
     detail: str = ""
-    """What the tables have for it, `90 rows for 5 sizes`; what is quantised, `RMS norm and SiLU`."""
+    """Rows of the tables for it, `90 rows for 5 sizes`; fused operations of a quantiser, `RMS norm and SiLU`."""
     reason: str = ""
     """Why it is left to the engine; empty if it is taken over."""
 

@@ -33,7 +33,7 @@ Original = Callable[..., torch.Tensor]
 _FP8 = torch.float8_e4m3fn
 _UTILS = "sglang.srt.layers.quantization.fp8_utils"
 _ROWS: dict[tuple[object, ...], bool] = {}
-"""Whether rows may answer, by what they depend on, for functions that know no layer."""
+"""Key of a product -> True if rows may be used, for functions without a layer."""
 _ROW_KERNELS: dict[tuple[tuple[str, Any], ...], str] = {}
 """Registered names of SGLang's function of scales by row, by its options."""
 

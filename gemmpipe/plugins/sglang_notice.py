@@ -1,4 +1,4 @@
-"""What the plug-in does in a process of SGLang: the start line, the server's settings, products that are left alone."""
+"""Reports of the plug-in in an SGLang process: the start line, the server's settings, products that are left alone."""
 
 import logging
 import threading

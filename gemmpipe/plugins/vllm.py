@@ -111,7 +111,7 @@ def unsupported_version(version: str) -> str:
 
 
 def cache_factor(scope: Scope) -> str:
-    """What compiled graphs depend on: the plug-in's presence, its version, its scope and the tables in use."""
+    """The key of compiled graphs: the plug-in's presence, its version, its scope and the tables in use."""
     import gemmpipe
     from gemmpipe.plugins.tuned_products import tables_digest
 

@@ -99,7 +99,7 @@ def _left_reason(product: str, scheme: str, config: Any, key: dict[str, Scalar])
 
 
 class _Ours:
-    """What our kernels have in common: `gemmpipe_kernel` is the registered name of the engine's kernel, or empty."""
+    """The common part of our kernels: `gemmpipe_kernel` is the registered name of the engine's kernel, or empty."""
 
     gemmpipe_kernel: str = ""
 

@@ -1,4 +1,4 @@
-"""What the plug-in does in a vLLM process: the start line, layers that are left to the engine, the user's backends."""
+"""Reports of the plug-in in a vLLM process: the start line, layers that are left to the engine, the user's backends."""
 
 import logging
 import threading

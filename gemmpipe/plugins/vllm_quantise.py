@@ -44,7 +44,7 @@ _EAGER = "eager_input_vals"
 
 
 def install() -> None:
-    """Put our operators in place. Raises an error that says what this version of vLLM lacks."""
+    """Put our operators in place. Raises an error that names what this version of vLLM lacks."""
     norms, activations = (import_module(f"{_PASSES}.fusion.{name}_quant_fusion") for name in ("rms", "act"))
     quantised = import_module("vllm.model_executor.layers.quantization.utils.quant_utils").kFp8Dynamic128Sym
     engine = {name: getattr(torch.ops._C, name).default for name in (NORM, SILU)}

@@ -1,1 +1,1 @@
-"""What finished runs found, for people: figures, and their presentation as text and pages."""
+"""Results of finished runs for people: figures, and their presentation as text and pages."""

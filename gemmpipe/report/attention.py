@@ -1,4 +1,4 @@
-"""What deserves attention in a report, as sentences: the worst products first."""
+"""Findings that deserve attention in a report, as sentences: the worst products first."""
 
 from collections.abc import Hashable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any

@@ -117,7 +117,7 @@ def _choice_text(row: Row) -> str:
 
 
 def _memory(part: ProblemTrials) -> dict[Candidate, str]:
-    """What candidates need in addition to the stored weight, as text; those that need nothing are left out."""
+    """Memory of candidates in addition to the stored weight, as text; those without any are left out."""
     last = {each.trial.candidate: each.trial for each in (*part.search, *part.finals)}
     return {candidate: text for candidate, trial in last.items() if (text := memory_text(trial))}
 

@@ -1,4 +1,4 @@
-"""What a report shows: the products, trials, builds and conditions of a run, or of tuned tables alone."""
+"""The contents of a report: the products, trials, builds and conditions of a run, or of tuned tables alone."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -106,7 +106,7 @@ class RunData:
     """`t_s`, `device`, `sm_mhz`, `memory_mhz`, `temperature_c`, `power_w`, `processes`."""
     excluded: Sequence[Excluded] = ()
     recorded: int = 0
-    """Of a replay: the configurations of its recording, of which the search requested some; 0 for a run."""
+    """For a replay: the configurations of its recording, of which the search requested some; 0 for a run."""
     resources: Sequence[Resource] = ()
     gated: Sequence[Gated] = ()
     memory_options: Sequence[Mapping[str, Any]] = ()
@@ -130,7 +130,7 @@ class RunData:
     config: Mapping[str, Any] | None = None
     files: Sequence[str] = ()
     notes: Sequence[str] = ()
-    """What is missing or left out, as sentences."""
+    """Missing and omitted parts, as sentences."""
 
     @property
     def shape_title(self) -> str:

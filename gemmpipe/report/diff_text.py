@@ -68,7 +68,7 @@ def summary_line(found: Difference) -> str:
 
 
 def note_lines(found: Difference) -> list[str]:
-    """What a reader must know to trust the comparison: rows kept apart, rows compared all the same, default noise."""
+    """Notes on the reliability of a comparison: rows kept apart, rows compared all the same, default noise."""
     notes = []
     apart = Counter(_difference_of(a, b) for a, b in found.not_compared)
     for reason, count in apart.most_common(_SHOWN_REASONS):
@@ -191,7 +191,7 @@ def knobs_text(config: str) -> str:
 
 
 def knobs_legend(configs: Iterable[str]) -> str:
-    """What the marks of abbreviated knobs mean: `BLOCK_SIZE_M x N x K, g GROUP_SIZE_M, ...`; empty without any."""
+    """The meaning of the marks of abbreviated knobs: `BLOCK_SIZE_M x N x K, g GROUP_SIZE_M, ...`; empty without any."""
     used = {name for config in configs for name in _knobs(config)}
     marks = [f"{mark.strip()} {name}" for name, mark in KNOB_LETTERS.items() if name in used and mark.strip(" x")]
     return ", ".join(["BLOCK_SIZE_M x N x K", *marks]) if marks else ""

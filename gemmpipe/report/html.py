@@ -51,7 +51,7 @@ _STEPS = (
 
 
 def render(data: RunData, *, refresh_s: int | None = None) -> str:
-    """The page of a run or of tables, of at most MAX_BYTES. `refresh_s`: the browser loads it again after so long."""
+    """The page of a run or of tables, of at most MAX_BYTES. `refresh_s`: seconds until the browser loads it again."""
     parts = by_problem(data.trials)
     text = ""
     for limits in (each for each in _STEPS if each is _STEPS[-1] or _panels_bytes(parts, each) < MAX_BYTES):

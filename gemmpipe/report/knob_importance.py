@@ -18,16 +18,16 @@ Array = npt.NDArray[np.float64]
 _TREES = 20
 _MAX_ROWS = 1_500
 _MIN_ROWS = 60
-"""With fewer candidates a forest says nothing."""
+"""A forest of fewer candidates is not used."""
 _MIN_LEAF = 6
 _MAX_DEPTH = 12
 _MIN_EXPLAINED = 0.2
-"""A forest that explains less of the times that it has not seen knows nothing about knobs."""
+"""A forest that explains a smaller share of unseen times is not used."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Importances:
-    """What a forest learned about the knobs of a run."""
+    """The importance of the knobs of a run, from a forest."""
 
     share: Mapping[str, float]
     """By knob, of 1 for all: how much the forest errs more if the knob's values are exchanged among candidates."""
@@ -60,7 +60,7 @@ class _Tree:
 def forest_importances(parts: Iterable[ProblemTrials]) -> Importances | None:
     """The importance of each knob; None with too few candidates, or where the forest predicts nothing.
 
-    Half of the candidates train each tree, the others tell how much it errs.
+    Half of the candidates train each tree, the others give its error.
     """
     knobs, x, y = _table(parts)
     if len(y) < _MIN_ROWS or not knobs or float(np.ptp(y)) == 0.0:

@@ -51,7 +51,7 @@ def summary(data: RunData) -> Section:
 
 
 def _figure_cards(data: RunData, figures: RunFigures) -> Iterator[tuple[str, str]]:
-    """(value, label) of each figure that there is."""
+    """(value, label) of each known figure."""
     yield data_device(data), "device"
     of = "" if data.problems == figures.products else f" of {data.problems:,}"
     yield f"{figures.products:,}{of}", f"{verb(figures.products, 'product', 'products')} with a choice"
@@ -132,7 +132,7 @@ def _mixed_devices(data: RunData) -> Iterator[str]:
 
 
 _SEPARATE = "separate"
-"""The word in the policy of times on a GPU with another kernel before each launch."""
+"""The part of the policy of times on a GPU with another kernel before each launch."""
 
 
 def _back_to_back(data: RunData) -> Iterator[str]:
@@ -170,7 +170,7 @@ def where_it_helps(data: RunData, targets: Targets) -> Section | None:
 
 
 def _memory_table(data: RunData) -> Markup:
-    """What each limit on the weights' memory would gain, as on the last screen of a run."""
+    """Gains of each limit on the weights' memory, as on the last screen of a run."""
     limits, left_out = memory_limits(data.memory_options)
     gaining = len({row["problem"] for row in data.memory_options})
     title = f"{MEMORY_TITLE[0].upper()}{MEMORY_TITLE[1:]}: {gaining} of {counted(len(data.products), 'product')}"

@@ -67,7 +67,7 @@ def _rooflines(config: Mapping[str, Any] | None) -> Mapping[str, Roofline]:
 
 
 def _shapes(frame: "pd.DataFrame", family: "Family") -> list[str]:
-    """The sizes of each product but M, and what else tells rows of this table apart: `1280 x 8192`, `..., H200`."""
+    """The sizes of each product but M, and what else distinguishes rows of this table: `1280 x 8192`, `..., H200`."""
     varying = [
         name
         for name in (

@@ -1,6 +1,6 @@
 """The data of a report from a run's folder: finished, running, interrupted or killed.
 
-All files may be a stranger's, and those of a run that was killed may be missing or end anywhere.
+All files may be untrusted, and those of a run that was killed may be missing or end anywhere.
 """
 
 import contextlib
@@ -102,7 +102,7 @@ def _family(record: Record, manifest: Mapping[str, Any], folder: Path, importabl
             path = folder / journal.NAME
             raise UserError(
                 f"{path}: no row of a problem, although the run has ended: the file is damaged; "
-                f"{SELECTIONS} beside it and the run's tables still hold the choices"
+                f"{SELECTIONS} next to it and the run's tables still hold the choices"
             )
         raise UserError(f"{folder}: no problems in its journal yet; expected a run that has begun to time")
     name = str(record.problems[0]["id"]).split(" ")[0]
@@ -144,7 +144,7 @@ def _rows(path: Path) -> Iterator[dict[str, str]]:
 
 
 def _offsets(record: Record) -> list[float]:
-    """The seconds of all earlier sessions, by session: times of a resumed run go on where they ended."""
+    """The seconds of all earlier sessions, by session: times of a resumed run continue from there."""
     ends = [0.0] * (len(record.sessions) + 1)
     for entry in record.log:
         ends[entry.session] = max(ends[entry.session], entry.t_s or 0.0)

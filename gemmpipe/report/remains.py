@@ -30,7 +30,7 @@ Missing = tuple[str, str, str]
 
 
 def not_done_section(data: RunData) -> Section:
-    """What the run left out, and the option or command that changes it."""
+    """Parts that the run left out, each with the option or command that changes it."""
     rows = list(missing(data))
     table = html_table(
         ("what", "which", "what changes it"),
@@ -42,7 +42,7 @@ def not_done_section(data: RunData) -> Section:
 
 
 def missing(data: RunData) -> Iterator[Missing]:
-    """What the run or the table does not have, which part, and what would add it."""
+    """A part that the run or the table lacks, and the command that adds it."""
     if data.state == TABLE:
         yield (
             "search, candidates, wall time, device conditions",

@@ -55,9 +55,9 @@ class RunFolder:
     solved: int
     problems: int
     wall_s: float
-    """Of the last session; up to its last journal row where it has not ended."""
+    """Seconds of the last session; up to its last journal row where it has not ended."""
     total_s: float
-    """Of all sessions: `wall_s`, and that of earlier sessions that ended."""
+    """Seconds of all sessions: `wall_s`, and that of earlier sessions that ended."""
     command: str
     sweep: Path | None
     """The folder of the sweep that the run is part of."""
@@ -102,7 +102,7 @@ def read_manifest(folder: Path) -> dict[str, object]:
 
 
 def damage(folder: Path) -> str:
-    """What is wrong with a manifest that cannot be read, and the command that writes it again; empty for none."""
+    """The error of a manifest that cannot be read, and the command that writes it again; empty for none."""
     if (folder / MANIFEST).is_file():
         try:
             read_manifest(folder)
@@ -190,7 +190,7 @@ def _takes_shapes(manifest: Mapping[str, object]) -> bool:
 
 
 def _chain(manifest: Mapping[str, object]) -> list[object] | None:
-    """The stages of a run; None where its manifest does not say."""
+    """The stages of a run; None where its manifest does not list them."""
     config = manifest.get("config")
     chain = config.get("chain") if isinstance(config, dict) else None
     return chain if isinstance(chain, list) else None
@@ -229,7 +229,7 @@ def manifest_or_empty(folder: Path) -> Mapping[str, Any]:
 
 
 def _text(value: object) -> str:
-    """A text of a stranger's file in one printable line."""
+    """A text of an untrusted file in one printable line."""
     return "".join(c if c.isprintable() else "?" for c in value) if isinstance(value, str) else ""
 
 

@@ -61,7 +61,7 @@ _MAX_LIMITS = 5
 
 @dataclass(frozen=True, kw_only=True)
 class RunFacts:
-    """What the last screen states besides the figures of the products."""
+    """Facts of the last screen besides the figures of the products."""
 
     kernel: str
     shapes: str
@@ -70,7 +70,7 @@ class RunFacts:
     problems: int
     """All problems of the run, solved or not."""
     duration: str
-    """What ended and when: `done in 47.5 s`."""
+    """The end of the run and its time: `done in 47.5 s`."""
     reused: str = ""
     """The table whose rows are shown, if nothing had to be tuned."""
     unsolved: Sequence[str] = field(default=())
@@ -111,7 +111,7 @@ def _solved_line(facts: RunFacts, figures: RunFigures) -> Line:
     winners = ", ".join(f"{name} {number}" for name, number in figures.winners)
     parts = [f"{figures.own} by own kernels" + (f" ({winners})" if winners else "")]
     if figures.noise_pct is not None:
-        about = ABOUT if figures.shared else ""  # rounds that others disturb say little of the next ones
+        about = ABOUT if figures.shared else ""  # disturbed rounds predict the next ones badly
         parts.append(f"noise {about}{three_digits(figures.noise_pct)} %")
     style = GOOD if solved == total else BAD if facts.unsolved else WARN  # a budget that ends is no fault
     return styled((first, style), f"; {'; '.join(parts)}")
@@ -279,7 +279,7 @@ def short_config(config: object) -> str:
 
 
 def memory_option_lines(options: "pd.DataFrame | None", solved: int, width: int) -> list[str]:
-    """What limits on the weights' memory would gain: problems, speed-up, time of a call, memory, in `width` columns.
+    """Gains of limits on the weights' memory: problems, speed-up, time of a call, memory, in `width` columns.
 
     `options`: the rows of `gemmpipe.stages.memory_options` of all problems, or None; `solved`: the number of problems
     with a selection.

@@ -178,7 +178,7 @@ def _knob_cells(each: KnobValue) -> list[object]:
 
 
 def _order_text(names: Sequence[str], effects: Mapping[str, Sequence[KnobValue]], forest: Importances | None) -> str:
-    """What decides the order of the knobs, and the first of them."""
+    """The criterion that orders the knobs, and the first of them."""
     if forest is None:
         first = ", ".join(f"{name} (x{importance(effects[name]):.2f})" for name in names[:3])
         return f"Ordered by mean loss (too few candidates, or times that a forest cannot predict): {first}."

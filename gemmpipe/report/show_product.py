@@ -44,7 +44,7 @@ class ShownProduct:
 def find_product(data: RunData, wanted: Mapping[str, str], options: Iterable[str] = ()) -> ShownProduct:
     """The only product with these values of key columns; names in any case, dtypes with or without `torch.`.
 
-    `options`: the other words of the command, for the message of an unknown one.
+    `options`: the other arguments of the command, for the message of an unknown one.
 
     Raises UserError for an unknown column, for no product and for several.
     """
@@ -68,7 +68,7 @@ def find_product(data: RunData, wanted: Mapping[str, str], options: Iterable[str
 
 
 def _no_product(problems: Sequence[str], wanted: Mapping[str, str], given: str) -> str:
-    """Why no product has these values: the first value that none has with those that there are, else the sizes."""
+    """Why no product has these values: the first value that none has among those in the run, else the sizes."""
     for key, value in wanted.items():
         cells = ({name.lower(): cell for name, cell in _cells(each).items()} for each in problems)
         values = dict.fromkeys(each[key.lower()] for each in cells if key.lower() in each)

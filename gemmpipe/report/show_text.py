@@ -189,7 +189,7 @@ def resource_lines(data: RunData) -> Iterator[str]:
 
 
 def not_done_lines(data: RunData) -> Iterator[str]:
-    """What the run did not do, and the option that changes it."""
+    """Omissions of the run, and the option that changes each."""
     found = list(missing(data))
     if found:
         yield "not done"

@@ -83,7 +83,7 @@ def is_equal(spread: Spread) -> bool:
 
 
 def shared_text(policies: Iterable[object]) -> str:
-    """What the mark of a speed-up means, for the policies of all products; empty if each was timed alone.
+    """The meaning of the mark of a speed-up, for the policies of all products; empty if each was timed alone.
 
     `~ approximate: 2 of 3 products timed while other processes used the device (shared_cpu)`.
     """
@@ -118,7 +118,7 @@ def no_gain_text(rows: Iterable[Row]) -> str:
 
 
 def paired_text(rows: Iterable[Row]) -> str:
-    """How many speed-ups differ from the quotient of the times beside them by over 5 %, and why; empty for none."""
+    """How many speed-ups differ from the quotient of the times next to them by over 5 %, and why; empty for none."""
     count = 0
     for row in rows:
         us, library_us, speedup = row["us"], row["library_us"], row["speedup"]
@@ -154,7 +154,7 @@ def conversion_reasons(rows: Iterable[Row], family: "Family", limit_pct: int | N
 
 
 def _on_a_gpu(limit_pct: int | None) -> str:
-    """What there is to do for products that the libraries of a CPU do not multiply."""
+    """Advice for products that the libraries of a CPU do not multiply."""
     gpu = "tune on a GPU"
     return (
         gpu if limit_pct is None else f"stages.select.max_extra_weight_pct={limit_pct} keeps a converted copy; or {gpu}"

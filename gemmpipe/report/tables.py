@@ -91,7 +91,7 @@ def _sidecar(path: Path, notes: list[str]) -> dict[str, Mapping[str, Any]]:
 
 
 def origin_text(row: Mapping[Any, Any]) -> str:
-    """Where the time of a table's row comes from: a run and how it measured, or a file that does not say how."""
+    """The origin of a row's time: a run and its way of measuring, or a file that does not state it."""
     run, policy = str(row.get("run_id") or ""), str(row.get("policy") or "")
     how = f"measured as {policy}" if policy else "how it was measured is not known"
     if run.startswith(FROM_FILE):
@@ -100,7 +100,7 @@ def origin_text(row: Mapping[Any, Any]) -> str:
 
 
 def _read_from_files(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """What a table's rows do not say: of which run they are."""
+    """A note on rows of a table that name no run."""
     origins = Counter(str(row.get("run_id") or "") for row in rows)
     for run, count in origins.items():
         if not run or run.startswith(FROM_FILE):

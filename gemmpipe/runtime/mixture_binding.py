@@ -1,6 +1,6 @@
 """A mixture's launches bound once per key: a call reads addresses, makes the scratch memory and launches.
 
-Binding anew in each call costs more than the launches of a small mixture: tensors for the scratch memory, arguments by
+Binding again in each call costs more than the launches of a small mixture: tensors for the scratch memory, arguments by
 name, the look-up of each build, and a query of the driver for each tensor.
 """
 

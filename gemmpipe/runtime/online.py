@@ -123,7 +123,7 @@ class OnlineTuner:
 
 
 def _padded_m(m: object) -> int:
-    """The M to tune for: beyond EXACT_M the next padded M of the look-up, which serves its neighbours too."""
+    """The M to tune for: beyond EXACT_M the next padded M of the look-up, which serves the M between as well."""
     assert isinstance(m, int)
     return m if m <= EXACT_M else finely_padded(m)
 

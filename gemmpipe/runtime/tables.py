@@ -143,7 +143,7 @@ def _model_tables(default: Path) -> list[Path]:
 
 
 def file_states(family: Family) -> FileStates:
-    """The current states of the tables' files; a change means that there is something to read."""
+    """The current states of the tables' files; a change means new rows to read."""
     found = []
     for path in (path for files in table_layers(family) for path in files):
         with suppress(OSError):

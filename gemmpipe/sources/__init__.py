@@ -69,10 +69,10 @@ def check_header(header: Sequence[str], family: Family, where: str) -> None:
             raise UserError(f"{where}: no such column '{name}'{suggest_or_list(name, close or known)}")
 
 
-def check_family(word: str, wanted: str, where: str) -> None:
-    """Raises UserError for an unknown family that is one letter away from the wanted one."""
-    if word != UNSUPPORTED and word not in shipped_families() and one_letter_apart(word, wanted):
-        raise UserError(f"{where}: column family: '{word}'{suggest_or_list(word, [wanted])}")
+def check_family(name: str, expected: str, where: str) -> None:
+    """Raises UserError for an unknown family that is one letter away from the expected one."""
+    if name != UNSUPPORTED and name not in shipped_families() and one_letter_apart(name, expected):
+        raise UserError(f"{where}: column family: '{name}'{suggest_or_list(name, [expected])}")
 
 
 def check_file_family(path: Path, wanted: str, family: Family) -> None:
@@ -130,7 +130,7 @@ def check_formats(
 ) -> None:
     """Raises NotComputed for a row with another format than the family's product, such as a bias.
 
-    A flag that is false says nothing: lists of aiter have all of them.
+    A false flag has no meaning: lists of aiter have all flags.
     """
     spec = family.spec(problem) if foreign else None
     for index in foreign:

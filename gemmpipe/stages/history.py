@@ -25,7 +25,7 @@ FORMER_POLICIES = {"cpu": "host interleaved", "gpu": "graph cold interleaved"}
 
 
 def method(policy: object) -> tuple[str, ...]:
-    """The words of a policy that describe the timing method, without those on other processes and budgets."""
+    """The parts of a policy that describe the timing method, without those on other processes and budgets."""
     return tuple(word for word in str(policy).split() if word not in (SHARED_GPU, SHARED_CPU, CUT_SHORT))
 
 

@@ -105,7 +105,7 @@ class Rank(NamedTuple):
 
 def row_ranks(rows: Sequence[Row], preference: RowPreference) -> list[Rank]:
     """The rank of each row of one key; its cells, which are long, only where they decide."""
-    # Whether a kernel has changed requires its module, and Triton: not asked where it cannot decide.
+    # A check for a changed kernel needs its module and Triton: skipped where it cannot decide.
     kernels = {tuple(map(row.get, _KERNEL)) for row in rows}
     known = preference if len(kernels) > 1 else replace(preference, is_stale=_never)
     ranks = [_rank(row, known) for row in rows]
@@ -210,7 +210,7 @@ def merge_rows(
 
 
 def choice_of(row: Row) -> tuple[Scalar, ...]:
-    """What a row chooses: rows without knobs (aiter's) identify it by the kernel's name and index."""
+    """The choice of a row, for comparison: rows without knobs (aiter's) identify it by the kernel's name and index."""
     config = row.get("config")
     return (row.get("libtype"), config) if config else (row.get("libtype"), row.get("kernelName"), row.get("solidx"))
 

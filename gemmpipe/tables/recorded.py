@@ -10,7 +10,7 @@ from gemmpipe.tables.merge import Row
 
 
 class UnusableRow(Exception):
-    """The reason why a stored candidate does not run here; its first word is the kind: `knobs`, `kernel`, ..."""
+    """The reason why a stored candidate does not run here; it begins with the kind: `knobs`, `kernel`, ..."""
 
 
 class UnsupportedRow(UnusableRow):

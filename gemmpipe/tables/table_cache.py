@@ -18,7 +18,7 @@ from gemmpipe.family import Family
 
 _MAX_TABLES = 64
 _MAX_ROWS = 200_000
-"""Of all tables together; a larger table is read each time. A row takes about 1 kB."""
+"""Rows of all tables together; a larger table is read each time. A row takes about 1 kB."""
 _TICK_S = 0.05
 """More than the ticks of local file systems (1 to 10 ms)."""
 
@@ -86,7 +86,7 @@ class TableCache(Generic[T]):
 
 
 def _layout(family: Family) -> tuple[object, ...]:
-    """What the parser depends on: load_family returns a new object with the same parts each time."""
+    """The parts of a family that the parser uses: load_family returns a new object with the same parts each time."""
     return family.name, family.key_columns, id(family.key_defaults), id(family.aiter_table)
 
 

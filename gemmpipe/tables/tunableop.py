@@ -91,7 +91,7 @@ def read_results(path: Path, family: Family, device: Device) -> ImportedResults:
         except _UnsupportedLine as reason:
             found.left_out[str(reason)] += 1
             continue
-        # Of several lines for a product the last one counts, as in torch.
+        # The last of several lines for a product counts, as in torch.
         rows[tuple(row[column.name] for column in family.key_columns)] = row, line
     gfx = _gfx(validators)
     if gfx and gfx != device.gfx:

@@ -203,8 +203,8 @@ class CandidateSummary:
     """Candidates that do not fit or cannot win: cells by column of `EXCLUDED_COLUMNS`."""
     report: SpaceReport
     default: Candidate | None = None
-    """What the run time calls without a row, if it is an own kernel of the space: it reaches the finals, so that no row
-    is slower than none."""
+    """The candidate that the run time calls without a row, if it is an own kernel of the space: it reaches the finals,
+    so that no row is slower than none."""
 
 
 @dataclass(frozen=True, kw_only=True)
