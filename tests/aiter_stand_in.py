@@ -272,7 +272,7 @@ def shuffle_weight(
 
 def get_hip_quant(qType: QuantType) -> Callable[..., tuple[torch.Tensor, Optional]]:
     if qType is QuantType.No:
-        return lambda *operands, **words: (operands[0], None)
+        return lambda *operands, **arguments: (operands[0], None)
     group = 128 if qType is QuantType.per_1x128 else None
 
     def quantise(

@@ -21,7 +21,7 @@ def begin(case):
     os.environ.update(case["environment"])
     for number, path in ((0, os.devnull), (1, case["out"]), (2, case["error"])):
         os.dup2(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), number)
-    sys.argv = ["", *case["words"]]
+    sys.argv = ["", *case["arguments"]]
     sys.path[0] = case["folder"]
     if case["module"].endswith(".py"):
         sys.argv[0] = case["module"]
@@ -70,9 +70,9 @@ class Forking:
     runs: int = 0
 
     def run(
-        self, folder: Path, environment: Mapping[str, str], module: str, words: Sequence[str]
+        self, folder: Path, environment: Mapping[str, str], module: str, arguments: Sequence[str]
     ) -> "subprocess.CompletedProcess[str]":
-        """What subprocess.run would return."""
+        """The same result as that of subprocess.run."""
         if self.process is None:
             pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
             self.process = subprocess.Popen([sys.executable, "-c", SERVER], **pipes)
@@ -80,10 +80,10 @@ class Forking:
         assert self.process.stdout is not None
         self.runs += 1
         out, error = (self.folder / f"{name}{self.runs}" for name in ("out", "error"))
-        case = {"folder": str(folder), "environment": dict(environment), "module": module, "words": list(words)}
+        case = {"folder": str(folder), "environment": dict(environment), "module": module, "arguments": list(arguments)}
         print(json.dumps({**case, "out": str(out), "error": str(error)}), file=self.process.stdin, flush=True)
         code = int(self.process.stdout.readline())
-        return subprocess.CompletedProcess(list(words), code, out.read_text(), error.read_text())
+        return subprocess.CompletedProcess(list(arguments), code, out.read_text(), error.read_text())
 
     def close(self) -> None:
         """End the process."""

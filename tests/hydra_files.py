@@ -25,9 +25,9 @@ _list = defaults_list._create_defaults_list
 _merge = ConfigLoaderImpl._compose_config_from_defaults_list
 _copy = DictConfig.__deepcopy__
 _ASKED = ("override_choices", "append_group_defaults", "deletions")
-"""What the command line asks of a defaults list; the rest changes the merged configuration."""
+"""Overrides of a defaults list; the others change the merged configuration."""
 _FOUND = (*_ASKED, "override_metadata", "known_choices", "known_choices_per_group")
-"""What is known of the choices once the list is made."""
+"""Facts of the choices once the list is made."""
 _TESTS = f"{Path(__file__).parent}/"
 
 

@@ -25,7 +25,7 @@ class Interpreter:
         self._process: subprocess.Popen[str] | None = None
 
     def run(self, program: str, case: dict[str, Any]) -> Any:
-        """What a program of _interpret.py returns for a case; what it raises fails the test."""
+        """The result of a program of _interpret.py for a case; an error in it fails the test."""
         if self._process is None or self._process.poll() is not None:
             script = Path(__file__).parent / "kernels" / "_interpret.py"
             self._process = subprocess.Popen(

@@ -72,7 +72,7 @@ def nothing_started() -> Iterator[list[str]]:
     refused: list[str] = []
 
     def refusal(name: str) -> Any:
-        def refuse(*words: object, **named: object) -> None:
+        def refuse(*arguments: object, **named: object) -> None:
             refused.append(name)
             raise RuntimeError(f"a unit test calls {name}")
 

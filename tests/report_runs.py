@@ -80,6 +80,6 @@ def write_manifest(folder: Path, **changes: object) -> None:
 
 
 def rewrite_journal(folder: Path, old: str, new: str) -> None:
-    """Replace a text in all rows of a journal, as a stranger could."""
+    """Replace a text in all rows of a journal, as an attacker could."""
     path = folder / "trials.jsonl"
     path.write_text(path.read_text().replace(old, new))

@@ -43,7 +43,7 @@ class Sglang:
         )
     )
     pads: bool = False
-    """Whether padding tokens have expert -1."""
+    """True if padding tokens have expert -1."""
 
     def module(self, name: str, **names: object) -> ModuleType:
         """A module with these names, known to its parents."""

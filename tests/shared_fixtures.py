@@ -248,7 +248,7 @@ FAULTY = Path(__file__).parent / "faulty"
 
 
 @pytest.fixture(scope="session")
-def faulty_words() -> tuple[str, ...]:
+def faulty_arguments() -> tuple[str, ...]:
     """Arguments that tune the family of tests/faulty on the CPU, with short timing; two problems by default."""
     return (
         f"--config-dir={FAULTY}",

@@ -296,7 +296,7 @@ def test_families_are_imported_through_the_package_alone() -> None:
 
 
 def test_renamed_names_exist() -> None:
-    """What old paths lead to; each is resolved for real in tests/test_renamed.py where it is cheap."""
+    """Targets of old paths; each is resolved for real in tests/test_renamed.py where it is cheap."""
     for old, new in renamed_modules().items():
         assert new in MODULES, old
         assert importlib.util.find_spec(new) is not None

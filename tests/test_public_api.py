@@ -54,7 +54,7 @@ def _signature(value: object) -> str:
 
 
 def _members(cls: type) -> Iterator[str]:
-    """What the class itself has: fields are in its signature; names that were renamed are not shown."""
+    """Members of the class itself: fields are in its signature; old names are not shown."""
     fields = {field.name for field in dataclasses.fields(cls)} if dataclasses.is_dataclass(cls) else set()
     for name, member in sorted(vars(cls).items()):
         if name.startswith("_") or name in fields or inspect.getdoc(member) == "" or _is_old(cls, name):
@@ -129,7 +129,7 @@ def test_a_run_and_its_result(folder: Path, capsys: pytest.CaptureFixture[str]) 
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "printed"),
     [
         ({"kernel": "a16w17"}, "kernel: no option 'a16w17'; did you mean 'a16w16'?"),
         ({"search": {"shar": 1}}, r"search\.shar: no such key"),
@@ -146,8 +146,8 @@ def test_a_run_and_its_result(folder: Path, capsys: pytest.CaptureFixture[str]) 
         ({"overrides": ["search=random,gaussian"]}, "several values need -m"),
     ],
 )
-def test_errors_are_raised(options: dict[str, object], said: str, folder: Path) -> None:
-    with pytest.raises(gemmpipe.UserError, match=said):
+def test_errors_are_raised(options: dict[str, object], printed: str, folder: Path) -> None:
+    with pytest.raises(gemmpipe.UserError, match=printed):
         gemmpipe.run(**options)  # type: ignore[arg-type]
     assert not (folder / "outputs").exists()
 

@@ -187,10 +187,10 @@ def test_files_of_a_config_dir(mine: Path, plans: list[Plan], capsys: pytest.Cap
     assert isinstance(report, VerifyReport)
     assert isinstance(capture, Capture)
     assert (report.max_drift_pct, report.max_behind_pct, capture.cover_pct) == (7, 7, 90)
-    said = _notices(capsys)
-    assert len(said) == len(set(said))
+    shown = _notices(capsys)
+    assert len(shown) == len(set(shown))
     assert {"search.share: renamed; use search.trial_fraction", "search=learned: renamed; use search=forest"} <= set(
-        said
+        shown
     )
 
 
@@ -247,10 +247,10 @@ def test_a_search_of_the_users_own(mine: Path, capsys: pytest.CaptureFixture[str
     (mine / "search" / "own.yaml").write_text("defaults: [_looks, _self_]\n_target_: own_search.Own\nshare: 0.5\n")
     (mine / "own_search.py").write_text(OWN_SEARCH)
     assert main([f"--config-dir={mine}", "tune", *WORDS, "search=own", "search.share=0.9"]) == 0
-    said = _notices(capsys)
-    assert "gemmpipe.search.Hunt: renamed; use gemmpipe.search.SearchSession" in said
-    assert "Everything.over: renamed; use Everything.finished" in said
-    assert not [line for line in said if line.startswith("search.share")]
+    shown = _notices(capsys)
+    assert "gemmpipe.search.Hunt: renamed; use gemmpipe.search.SearchSession" in shown
+    assert "Everything.over: renamed; use Everything.finished" in shown
+    assert not [line for line in shown if line.startswith("search.share")]
 
 
 OWN_STAGES = """
@@ -304,17 +304,17 @@ def test_the_family_of_the_documents_as_it_was(mine: Path, capsys: pytest.Captur
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     assert main(shlex.split(COMMAND)[1:]) == 0
-    said = _notices(capsys)
+    shown = _notices(capsys)
     with (mine.parent / "tuned" / "relu2_tuned_gemm.csv").open(newline="") as stream:
         rows = list(csv.DictReader(stream))
     assert [(row["M"], row["N"], row["libtype"]) for row in rows if row["libtype"] == "eager"], rows
-    assert len(said) == len(set(said))
+    assert len(shown) == len(set(shown))
     assert {
         "gemmpipe.templates.tiled.Tiled: renamed; use gemmpipe.templates.tiled.TiledKernel",
         "gemmpipe.templates.tiles.place: renamed; use gemmpipe.templates.device_fns.swizzle2d",
         "Eager.points: renamed; use Eager.configs",
         "Fused.misfit: renamed; use Fused.unsupported_reason",
-    } <= set(said)
+    } <= set(shown)
 
 
 @pytest.mark.usefixtures("own_locks")
@@ -336,13 +336,13 @@ def test_an_option_of_the_users_own_keeps_its_name(mine: Path, plans: list[Plan]
 
 
 def _said(code: str, *flags: str) -> str:
-    """What a fresh process prints on stdout and stderr."""
+    """The output of a fresh process on stdout and stderr."""
     done = subprocess.run([sys.executable, *flags, "-c", code], capture_output=True, text=True, check=True)
     return done.stdout + done.stderr
 
 
 def test_old_modules_load_nothing_heavy_and_warn_once() -> None:
-    said = _said(
+    shown = _said(
         "import sys\n"
         "import gemmpipe.data, gemmpipe.launching.builds\n"
         "from gemmpipe.templates.fits import tile_misfit\n"
@@ -357,17 +357,17 @@ def test_old_modules_load_nothing_heavy_and_warn_once() -> None:
         "-W",
         "always",
     )
-    assert "False False" in said
+    assert "False False" in shown
     for old, new in {
         "gemmpipe.templates.fits.tile_misfit": "gemmpipe.templates.constraints.tile_violation",
         "gemmpipe.operand_types.refuse_bias": "gemmpipe.family.dtypes.reject_bias",
         "gemmpipe.data.Problem": "gemmpipe.core.data.Problem",
     }.items():
-        assert said.count(f"DeprecationWarning: {old}: renamed; use {new}") == 1, said
+        assert shown.count(f"DeprecationWarning: {old}: renamed; use {new}") == 1, shown
 
 
 def test_the_runtime_functions_of_before() -> None:
-    said = _said(
+    shown = _said(
         "from gemmpipe import runtime\n"
         "assert runtime.answers is runtime.answers is runtime.dispatch_report\n"
         "from gemmpipe.runtime import forget, prepare\n"
@@ -376,7 +376,7 @@ def test_the_runtime_functions_of_before() -> None:
         "always",
     )
     for old, new in {"answers": "dispatch_report", "forget": "release_prepared", "prepare": "prepare_weight"}.items():
-        assert said.count(f"gemmpipe.runtime.{old}: renamed; use gemmpipe.runtime.{new}") == 1, said
+        assert shown.count(f"gemmpipe.runtime.{old}: renamed; use gemmpipe.runtime.{new}") == 1, shown
 
 
 def test_what_is_nowhere_is_an_ordinary_error() -> None:
@@ -414,7 +414,7 @@ def test_keywords_and_members() -> None:
     assert bucket.admits(Candidate.of("triton", {"BLOCK": 16}))  # type: ignore[attr-defined]
     assert (Status.UNFIT, Status.DROPPED, Status.WRONG) == (Status.UNSUPPORTED, Status.PRUNED, Status.INCORRECT)  # type: ignore[attr-defined]
     with pytest.warns(DeprecationWarning, match=r"KeyColumn\(words=\): renamed; use KeyColumn\(choices=\)"):
-        column = KeyColumn(name="act", kind="str", words=(("silu", "Silu"),))  # type: ignore[call-arg]
+        column = KeyColumn(name="act", kind="str", arguments=(("silu", "Silu"),))  # type: ignore[call-arg]
     assert column == KeyColumn(name="act", kind="str", choices=(("silu", "Silu"),))
     with pytest.raises(TypeError, match=r"Bucket.__init__\(\) got an unexpected keyword argument 'mst'"):
         Bucket(format="f", name="n", low=0, high=16, mst=())  # type: ignore[call-arg]

@@ -57,8 +57,8 @@ def header(parameters: str = PARAMETERS, arguments: str = ARGUMENTS) -> str:
 
 def spec_of(m: int, n: int, k: int) -> GemmSpec:
     """The product of block-scaled operands."""
-    words = KernelDefaults(dtype=None, out_dtype=None, bias=None)
-    return FAMILY.spec(make_problem(FAMILY, {"M": m, "N": n, "K": k}, words, "sm_90", "test"))
+    defaults = KernelDefaults(dtype=None, out_dtype=None, bias=None)
+    return FAMILY.spec(make_problem(FAMILY, {"M": m, "N": n, "K": k}, defaults, "sm_90", "test"))
 
 
 @pytest.fixture

@@ -198,9 +198,9 @@ def problem(
     family: str, m: int, order: str = "row"
 ) -> tuple[GemmSpec, Weights, Inputs, Callable[[torch.Tensor], float]]:
     """The product, its operands, and the share of wrong elements of a result."""
-    found, words = load_family(family), KernelDefaults(dtype=None, out_dtype=None, bias=None)
+    found, defaults = load_family(family), KernelDefaults(dtype=None, out_dtype=None, bias=None)
     key = {"M": m, "N": N, "K": K, **({"q_dtype_w": "float8_e4m3fn"} if family == "a8w8" else {})}
-    spec = found.spec(make_problem(found, key, words, "sm_90", "test"))
+    spec = found.spec(make_problem(found, key, defaults, "sm_90", "test"))
     if spec.x_scale is not None and spec.x_scale.granularity == "block":
         spec = replace(spec, x_scale=replace(spec.x_scale, order=order))
     generator = torch.Generator().manual_seed(3)

@@ -27,8 +27,8 @@ def test_peers_compute_the_product(label: str, m: int, name: str, order: str) ->
     device, family, backend = gpu_device(0), load_family(name), library_backends()[label]
     if reason := backend.unavailable(device):
         pytest.skip(reason)
-    words = KernelDefaults(dtype=None, out_dtype=None, bias=None)
-    spec = family.spec(make_problem(family, {"M": m, "N": 1536, "K": 1152}, words, device.gfx, "test"))
+    defaults = KernelDefaults(dtype=None, out_dtype=None, bias=None)
+    spec = family.spec(make_problem(family, {"M": m, "N": 1536, "K": 1152}, defaults, device.gfx, "test"))
     if spec.x_scale is not None:
         spec = replace(spec, x_scale=replace(spec.x_scale, order=order))
     generator = torch.Generator(device=device.torch_name).manual_seed(1)

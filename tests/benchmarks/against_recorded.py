@@ -9,7 +9,7 @@ import csv
 import math
 from pathlib import Path
 
-from paired import chosen, workbench
+from paired import chosen, worker_bench
 
 from gemmpipe.bench.setup import WorkerBench
 from gemmpipe.bench.timer import clock_for
@@ -48,14 +48,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("table", type=Path)
     parser.add_argument("recorded", type=Path)
-    words = parser.parse_args()
+    arguments = parser.parse_args()
     family = load_family(FAMILY)
     device = DeviceChoice(kind="cuda", index=0, shared=False).find()[0]
-    bench, clock = workbench(family, device), clock_for(device)
-    table = chosen(words.table, family)
+    bench, clock = worker_bench(family, device), clock_for(device)
+    table = chosen(arguments.table, family)
     names = [c.name for c in family.key_columns]
     ratios = []
-    for (m, n, k), best_us in sorted(recorded_best(words.recorded).items()):
+    for (m, n, k), best_us in sorted(recorded_best(arguments.recorded).items()):
         key = next(key for key in table if key[2:5] == (m, n, k))
         problem = Problem(family=FAMILY, key=tuple(zip(names, key[2:], strict=True)))  # type: ignore[arg-type]
         launches = rotated(bench, problem, table[key], math.ceil(ROTATE_BYTES / (n * k)))

@@ -1,4 +1,4 @@
-"""What the driver costs, without a GPU: python tests/benchmarks/driver_cost.py [--workers 1 2 4 8] [--slow 10]
+"""Cost of the driver, without a GPU: python tests/benchmarks/driver_cost.py [--workers 1 2 4 8] [--slow 10]
 
 The real command on 288 problems (scaling.py's 16 products and 18 Ms) with `executor=modelled`: workers and compilers
 are processes that sleep for as long as an H200 would work; the driver, the processes that search, pipes and journal are
@@ -21,14 +21,14 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
-from scaling import MS, PRODUCTS, SPACE, seconds, words
+from scaling import MS, PRODUCTS, SPACE, arguments, seconds
 
 MODELLED = Path(__file__).parents[1] / "modelled"
 
 
 def command(given: argparse.Namespace, workers: int, folder: Path) -> list[str]:
     """The tuning command."""
-    base = [word for word in words(given.products) if given.small or word not in SPACE]
+    base = [word for word in arguments(given.products) if given.small or word not in SPACE]
     return [
         f"--config-dir={MODELLED}",
         *base,

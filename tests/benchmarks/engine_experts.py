@@ -59,7 +59,7 @@ _FAILURES = (RuntimeError, ValueError, AssertionError, TritonError)
 FAMILY = load_family("fmoe")
 ENGINE = ENGINES["vllm"]
 FORMS = {"exact": ENGINE.exact_form(), "own": ENGINE}
-"""What the finals time where there is no engine, and what screening times."""
+"""The kernels of the finals without an engine, and of screening."""
 
 
 @dataclass(frozen=True)
@@ -74,8 +74,8 @@ class Case:
     def problem(self) -> Problem:
         model, inner, experts, topk = MIXTURES[self.mixture]
         key = {"token": self.tokens, "model_dim": model, "inter_dim": inner, "expert": experts, "topk": topk}
-        words = KernelDefaults(dtype=self.dtype, out_dtype=None, bias=None)
-        return make_problem(FAMILY, key, words, "sm_90", "case")
+        defaults = KernelDefaults(dtype=self.dtype, out_dtype=None, bias=None)
+        return make_problem(FAMILY, key, defaults, "sm_90", "case")
 
     @property
     def spec(self) -> GemmSpec:
@@ -286,7 +286,7 @@ def file_name(case: Case) -> str:
 
 
 def published(case: Case) -> Knobs:
-    """What the engine takes without a file of ours: its own for this device, else its default."""
+    """The configuration of the engine without a file of ours: its own for this device, else its default."""
     import vllm.model_executor.layers.fused_moe as engine
 
     path = Path(engine.__file__).parent / "configs" / file_name(case)

@@ -60,7 +60,7 @@ class Case:
 
 @dataclass(frozen=True, kw_only=True)
 class Race:
-    """What was timed of a case."""
+    """The times of a case."""
 
     samples: list[list[float]]
     """Of each contender, one a round, us."""
@@ -71,7 +71,7 @@ class Race:
 
 
 class Stand:
-    """What a process times with: `real` is the engine's function, `exact` and `own` are our kernel of its form.
+    """The kernels that a process times: `real` is the engine's function, `exact` and `own` are our kernel of its form.
 
     `exact` is what the finals time where there is no engine, `own` what screening times.
     """
@@ -89,12 +89,12 @@ class Stand:
 
     def problem(self, case: Case) -> Problem:
         """The product of a case."""
-        words = KernelDefaults(dtype=None, out_dtype=None, bias=None)
+        defaults = KernelDefaults(dtype=None, out_dtype=None, bias=None)
         key = {"M": case.m, "N": case.n, "K": case.k}
-        return make_problem(self.family, key, words, self.device.gfx, "case")
+        return make_problem(self.family, key, defaults, self.device.gfx, "case")
 
     def fits(self, m: int, n: int, k: int, knobs: Knobs) -> bool:
-        """Whether a configuration of the form can run."""
+        """True if a configuration of the form can run."""
         case = Case(m=m, n=n, k=k, contenders=())
         return self.product.unsupported_reason(self.family.spec(self.problem(case)), knobs, self.device) is None
 
@@ -147,8 +147,8 @@ def recorded_kernels() -> Iterator[list[Any]]:
     """The compiled kernels that JIT functions launch within the block, in order."""
     run, found = JITFunction.run, []
 
-    def recording_run(function: Any, *args: Any, **words: Any) -> Any:
-        found.append(run(function, *args, **words))
+    def recording_run(function: Any, *args: Any, **arguments: Any) -> Any:
+        found.append(run(function, *args, **arguments))
         return found[-1]
 
     JITFunction.run = recording_run
@@ -208,7 +208,7 @@ def file_cases(
 def compile_ahead(commands: Sequence[Sequence[str]], limit_s: float) -> None:
     """Processes that launch each a share of the cases once, so that everything is in Triton's disk cache."""
     begun = time.monotonic()
-    these = [subprocess.Popen([sys.executable, *words]) for words in commands]
+    these = [subprocess.Popen([sys.executable, *arguments]) for arguments in commands]
     for process in these:
         try:
             process.wait(timeout=max(1.0, limit_s - (time.monotonic() - begun)))
@@ -223,18 +223,20 @@ def shares(command: Sequence[str], processes: int) -> list[list[str]]:
 
 
 def results(
-    stand: Stand, cases: Sequence[Case], words: argparse.Namespace, begun: float
+    stand: Stand, cases: Sequence[Case], arguments: argparse.Namespace, begun: float
 ) -> Iterator[dict[str, object]]:
     """A row a case, until the time is over; `ratio` is the first's time over the last's."""
     for case in cases:
-        if time.monotonic() - begun > words.limit_s:
-            print(f"stopped after {words.limit_s:g} s", flush=True)
+        if time.monotonic() - begun > arguments.limit_s:
+            print(f"stopped after {arguments.limit_s:g} s", flush=True)
             return
         row: dict[str, object] = {"M": case.m, "N": case.n, "K": case.k}
         first, *others, last = case.contenders
         same = first == last
         try:
-            race = Race(samples=[[1.0], [1.0]], apart=0.0, same_code=True) if same else stand.race(case, words.rounds)
+            race = (
+                Race(samples=[[1.0], [1.0]], apart=0.0, same_code=True) if same else stand.race(case, arguments.rounds)
+            )
         except Exception as error:  # noqa: BLE001 - whatever a kernel or an engine raises is a row
             print(f"{row}: {type(error).__name__}: {str(error)[:150]}", flush=True)
             continue
@@ -289,7 +291,7 @@ def define_operators() -> None:
 
 
 def parsed(argv: Sequence[str]) -> argparse.Namespace:
-    """The words."""
+    """The arguments."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("mode", choices=("all", "agree", "files"))
     parser.add_argument("folder", type=Path, nargs="?", help="files: the engine's folder below output=")
@@ -309,30 +311,43 @@ def parsed(argv: Sequence[str]) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def sizes_of(words: argparse.Namespace) -> list[tuple[int, int]]:
+def sizes_of(arguments: argparse.Namespace) -> list[tuple[int, int]]:
     """The (N, K) that were named, or those of the files."""
-    if words.sizes:
-        return [(int(n), int(k)) for n, _, k in (size.partition("x") for size in words.sizes)]
-    found = sorted(words.folder.glob("N=*,K=*,device_name=*.json")) if words.folder else []
+    if arguments.sizes:
+        return [(int(n), int(k)) for n, _, k in (size.partition("x") for size in arguments.sizes)]
+    found = sorted(arguments.folder.glob("N=*,K=*,device_name=*.json")) if arguments.folder else []
     return [tuple(int(part[2:]) for part in path.name.split(",")[:2]) for path in found]  # type: ignore[misc]
 
 
-def all_parts(words: argparse.Namespace) -> None:
+def all_parts(arguments: argparse.Namespace) -> None:
     """Compile for all three parts together, then run one after the other in what is left of the time."""
     begun, own = time.monotonic(), str(Path(__file__))
-    folder = words.out or Path()
+    folder = arguments.out or Path()
     folder.mkdir(parents=True, exist_ok=True)
-    sizes = ["--cases", str(words.cases), "--configurations", str(words.configurations), "--seed", str(words.seed)]
-    stubs = ["--without-library"] if words.without_library else []
+    sizes = [
+        "--cases",
+        str(arguments.cases),
+        "--configurations",
+        str(arguments.configurations),
+        "--seed",
+        str(arguments.seed),
+    ]
+    stubs = ["--without-library"] if arguments.without_library else []
     parts: dict[str, list[str]] = {
-        engine: [own, "agree", "--engine", engine, *sizes, *stubs, "--rounds", str(words.rounds)] for engine in FORMATS
+        engine: [own, "agree", "--engine", engine, *sizes, *stubs, "--rounds", str(arguments.rounds)]
+        for engine in FORMATS
     }
-    if words.experts:
-        parts["experts"] = [str(Path(__file__).with_name("engine_experts.py")), "agree", "--cases", str(words.experts)]
-    commands = [one for part in parts.values() for one in shares(part, max(1, words.processes // len(parts)))]
-    compile_ahead(commands, words.limit_s / 2)
+    if arguments.experts:
+        parts["experts"] = [
+            str(Path(__file__).with_name("engine_experts.py")),
+            "agree",
+            "--cases",
+            str(arguments.experts),
+        ]
+    commands = [one for part in parts.values() for one in shares(part, max(1, arguments.processes // len(parts)))]
+    compile_ahead(commands, arguments.limit_s / 2)
     for i, (name, part) in enumerate(parts.items()):
-        left_s = (words.limit_s - (time.monotonic() - begun)) / (len(parts) - i)
+        left_s = (arguments.limit_s - (time.monotonic() - begun)) / (len(parts) - i)
         print(f"== {name}", flush=True)
         out = folder / f"agree_{name}.csv"
         run = [*part, "--processes", "0", "--limit-s", f"{left_s - 2:.0f}", "--out", str(out)]
@@ -343,12 +358,12 @@ def all_parts(words: argparse.Namespace) -> None:
     print(f"{time.monotonic() - begun:.1f} s in all")
 
 
-def cases_of(stand: Stand, words: argparse.Namespace) -> list[Case]:
+def cases_of(stand: Stand, arguments: argparse.Namespace) -> list[Case]:
     """Those of the mode."""
-    if words.mode == "agree":
-        return random_cases(stand, words.cases, words.configurations, words.seed)
-    published = words.published or list(stand.product.folders())
-    return file_cases(stand, FORMATS[words.engine], words.folder, published, sizes_of(words))
+    if arguments.mode == "agree":
+        return random_cases(stand, arguments.cases, arguments.configurations, arguments.seed)
+    published = arguments.published or list(stand.product.folders())
+    return file_cases(stand, FORMATS[arguments.engine], arguments.folder, published, sizes_of(arguments))
 
 
 def launch_share(stand: Stand, cases: Sequence[Case], share: str) -> None:
@@ -363,30 +378,30 @@ def launch_share(stand: Stand, cases: Sequence[Case], share: str) -> None:
 
 def main(argv: Sequence[str]) -> None:
     """Run a mode; or, in a process that compiles ahead, its share of the cases."""
-    begun, words = time.monotonic(), parsed(argv)
-    if words.mode == "all":
-        all_parts(words)
+    begun, arguments = time.monotonic(), parsed(argv)
+    if arguments.mode == "all":
+        all_parts(arguments)
         return
-    if words.without_library:
+    if arguments.without_library:
         define_operators()
-    if words.mode == "files" and words.folder is None:
+    if arguments.mode == "files" and arguments.folder is None:
         raise SystemExit("engine_forms: files needs the folder of the files")
-    if not words.share and words.processes:
-        compile_ahead(shares([__file__, *argv], words.processes), words.limit_s / 2)
-    stand = Stand(words.engine)
-    cases = cases_of(stand, words)
-    if words.share:
-        launch_share(stand, cases, words.share)
+    if not arguments.share and arguments.processes:
+        compile_ahead(shares([__file__, *argv], arguments.processes), arguments.limit_s / 2)
+    stand = Stand(arguments.engine)
+    cases = cases_of(stand, arguments)
+    if arguments.share:
+        launch_share(stand, cases, arguments.share)
         return
-    rows = list(results(stand, cases, words, begun))
+    rows = list(results(stand, cases, arguments, begun))
     if not rows:
         raise SystemExit("engine_forms: nothing was timed")
-    out = words.out or Path("engine_forms.csv")
+    out = arguments.out or Path("engine_forms.csv")
     with out.open("w", newline="") as stream:
         writer = csv.DictWriter(stream, list(rows[0]))
         writer.writeheader()
         writer.writerows(rows)
-    (tell_agreement if words.mode == "agree" else tell_files)(rows)
+    (tell_agreement if arguments.mode == "agree" else tell_files)(rows)
     print(f"{out}, {time.monotonic() - begun:.1f} s")
 
 

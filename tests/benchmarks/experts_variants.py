@@ -305,8 +305,10 @@ def main() -> None:
                 case, device, compilation.made[case], operands, times, arguments.rounds
             ):
                 print(f"    {case.mixture} {case.dtype[:5]} {case.tokens} {routing[:12]:12} {regret:.3f} of {fastest}")
-        said = f"{case.mixture:15} {case.dtype[:5]} {case.tokens:4}: {now_us:7.1f} ({now:8}) {new_us:7.1f} ({new:16})"
-        print(f"{said} {vllm_us:7.1f}; {now_us / new_us:.3f} {vllm_us / new_us:.3f}", flush=True)
+        printed = (
+            f"{case.mixture:15} {case.dtype[:5]} {case.tokens:4}: {now_us:7.1f} ({now:8}) {new_us:7.1f} ({new:16})"
+        )
+        print(f"{printed} {vllm_us:7.1f}; {now_us / new_us:.3f} {vllm_us / new_us:.3f}", flush=True)
     compilation.close()
     for dtype, count in itertools.product(dtypes, map(int, tokens)):
         own = [(a, b, v) for case, a, b, v in lines if (case.dtype, case.tokens) == (dtype, count)]

@@ -30,11 +30,11 @@ RUNS: dict[str, tuple[str, ...]] = {
 LIMIT_S = 120
 
 
-def run(family: str, words: Sequence[str], folder: Path) -> tuple[list[dict[str, str]], float]:
+def run(family: str, arguments: Sequence[str], folder: Path) -> tuple[list[dict[str, str]], float]:
     """The problems' own selections of a run, and its wall time in s; whatever the tool says goes to a log."""
     run_dir = folder / "runs" / family
     shutil.rmtree(run_dir, ignore_errors=True)
-    command = [sys.executable, "-m", "gemmpipe", "quick", f"kernel={family}", *words, f"output={folder / 'tuned'}"]
+    command = [sys.executable, "-m", "gemmpipe", "quick", f"kernel={family}", *arguments, f"output={folder / 'tuned'}"]
     begin = time.perf_counter()
     with (folder / f"{family}.log").open("w") as log:
         subprocess.run(
@@ -46,7 +46,7 @@ def run(family: str, words: Sequence[str], folder: Path) -> tuple[list[dict[str,
 
 
 def largest(rows: Iterable[dict[str, str]]) -> dict[int, dict[str, str]]:
-    """Of the product with the most bytes at M = 16 its row at each size, by M."""
+    """Rows of the product with the most bytes at M = 16, by M."""
     by_size: dict[int, list[dict[str, str]]] = {size: [] for size in SIZES}
     for row in rows:
         m = int(float(row.get("M") or row.get("token") or 0))

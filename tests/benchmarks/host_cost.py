@@ -59,8 +59,8 @@ def median_us(call: Callable[[], object]) -> float:
 def measure(name: str, label: str, m: int, n: int, k: int, order: str, **knobs: Scalar) -> None:
     """One line: the family's numbers with these knobs, block scales of x in this memory order."""
     family, device = load_family(name), gpu_device(0)
-    words = KernelDefaults(dtype=None, out_dtype=None, bias=None)
-    problem = make_problem(family, {"M": m, "N": n, "K": k}, words, device.gfx, "case")
+    defaults = KernelDefaults(dtype=None, out_dtype=None, bias=None)
+    problem = make_problem(family, {"M": m, "N": n, "K": k}, defaults, device.gfx, "case")
     spec = family.spec(problem)
     implementation = next(found for found in family.implementations if found.label == label)
     if not isinstance(implementation, KernelImplementation):

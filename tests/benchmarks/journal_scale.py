@@ -56,8 +56,8 @@ def main() -> None:
     for rows in parser.parse_args().rows:
         with tempfile.TemporaryDirectory() as folder:
             size = write(Path(folder), rows)
-            words = [sys.executable, "-c", _READ, folder]
-            done = subprocess.run(words, capture_output=True, text=True, check=True)
+            arguments = [sys.executable, "-c", _READ, folder]
+            done = subprocess.run(arguments, capture_output=True, text=True, check=True)
             count, seconds, gib = done.stdout.split()
             print(
                 f"{int(count):,} trials, {size / 1e6:.0f} MB: read in {float(seconds):.1f} s with {float(gib):.2f} GiB"

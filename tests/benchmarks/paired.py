@@ -46,7 +46,7 @@ def race(bench: WorkerBench, clock: Clock, problem: Problem, pair: list[Candidat
     return samples
 
 
-def workbench(family: Family, device: Device) -> WorkerBench:
+def worker_bench(family: Family, device: Device) -> WorkerBench:
     """A bench in this process, with every backend that needs no extra."""
     backends = (Own(label="triton"), Own(label="gluon"), Own(label="skinny"), Own(label="sliced"), Torch(), ScaledMm())
     return WorkerBench(family, {i.label: i for b in backends for i in b.implementations(family)}, device)
@@ -60,11 +60,11 @@ def main() -> None:
     parser.add_argument("b", type=Path)
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--out", type=Path)
-    words = parser.parse_args()
-    family = load_family(words.family)
+    arguments = parser.parse_args()
+    family = load_family(arguments.family)
     device = DeviceChoice(kind="auto", index=None, shared=False).find()[0]
-    bench, clock = workbench(family, device), clock_for(device)
-    a, b = chosen(words.a, family), chosen(words.b, family)
+    bench, clock = worker_bench(family, device), clock_for(device)
+    a, b = chosen(arguments.a, family), chosen(arguments.b, family)
     rows = []
     for key in a:
         if key not in b or key[:2] != (device.gfx, device.cu_num):
@@ -74,15 +74,15 @@ def main() -> None:
         same = a[key] == b[key]
         ratio = 1.0
         if not same:
-            first, second = race(bench, clock, problem, [a[key], b[key]], words.rounds)
+            first, second = race(bench, clock, problem, [a[key], b[key]], arguments.rounds)
             ratio = paired_ratio(first, second).median
         rows.append({**dict(problem.key), "same": same, "ratio": round(ratio, 4)})
     ratios = sorted(row["ratio"] for row in rows)
     within = [sum(r <= limit for r in ratios) / len(ratios) for limit in (1.01, 1.03)]
     print(f"{len(ratios)} problems, {sum(r['same'] for r in rows)} with the same choice; A / B: "
           f"<= 1.01 on {within[0]:.1%}, <= 1.03 on {within[1]:.1%}, worst {ratios[-5:]}")  # fmt: skip
-    if words.out:
-        with words.out.open("w", newline="") as stream:
+    if arguments.out:
+        with arguments.out.open("w", newline="") as stream:
             writer = csv.DictWriter(stream, list(rows[0]))
             writer.writeheader()
             writer.writerows(rows)

@@ -120,11 +120,11 @@ def available(device: Device, given: argparse.Namespace) -> dict[str, Implementa
 
 def specs(given: argparse.Namespace) -> list[GemmSpec]:
     """The products, or the linear layers of these sizes, in an order that spans all when the time is over."""
-    family, words = LINEAR if given.linear else FAMILY, KernelDefaults(dtype=None, out_dtype=None, bias=None)
+    family, options = LINEAR if given.linear else FAMILY, KernelDefaults(dtype=None, out_dtype=None, bias=None)
     sides = [tuple(map(int, size.split("x"))) for size in given.sizes.split(",")]
     keys = [{"M": int(m), "N": n, "K": k} for m in given.rows.split(",") for n, k in sides]
     random.Random(7).shuffle(keys)
-    return [family.spec(make_problem(family, key, words, "sm_90", "peers")) for key in keys]
+    return [family.spec(make_problem(family, key, options, "sm_90", "peers")) for key in keys]
 
 
 @cache
@@ -360,7 +360,7 @@ def by_problem(rows: Iterable[Row]) -> dict[tuple[int, int, int], list[Row]]:
 
 
 def fastest(rows: Iterable[Row], label: str, layout: str = "") -> Row | None:
-    """Of `ours`, of `ours shipped`, of a backend, or of all `peers`, in this layout unless it is empty."""
+    """Samples of `ours`, of `ours shipped`, of a backend, or of all `peers`, in this layout unless it is empty."""
     of = (
         row
         for row in rows
@@ -416,10 +416,10 @@ def report(rows: list[Row]) -> None:
         print(f"{label}: {wrong} wrong results, {len(of) - wrong} failed, e.g. {' '.join(first.values())}")
 
 
-def own_process(words: list[str], seconds: float, show: bool, environment: Mapping[str, str]) -> tuple[int, str]:
-    """(Exit status, the last lines) of this program with other words, ended after so many seconds."""
+def own_process(options: list[str], seconds: float, show: bool, environment: Mapping[str, str]) -> tuple[int, str]:
+    """(Exit status, the last lines) of this program with other arguments, ended after so many seconds."""
     process = subprocess.Popen(
-        [sys.executable, "-X", "faulthandler", __file__, *words],
+        [sys.executable, "-X", "faulthandler", __file__, *options],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -427,15 +427,15 @@ def own_process(words: list[str], seconds: float, show: bool, environment: Mappi
     )
     timer = threading.Timer(seconds, process.kill)
     timer.start()
-    said: list[str] = []
+    printed: list[str] = []
     assert process.stdout is not None
     for text in process.stdout:
-        said.append(text.rstrip()[:500])
+        printed.append(text.rstrip()[:500])
         if show:
             print(text, end="", flush=True)
     code = process.wait()
     timer.cancel()
-    return code, "\n".join(said[-25:])
+    return code, "\n".join(printed[-25:])
 
 
 def probe() -> None:
@@ -445,10 +445,10 @@ def probe() -> None:
         begin = time.time()
         with tempfile.TemporaryDirectory() as cache:
             debug = {"DG_JIT_DEBUG": "1", "DG_JIT_CACHE_DIR": cache, "PYTHONUNBUFFERED": "1"}
-            code, said = own_process(["--probe-child"], _PROBE_S, False, {**debug, **environment})
+            code, printed = own_process(["--probe-child"], _PROBE_S, False, {**debug, **environment})
         end = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
         seconds = time.time() - begin
-        return f"== DeepGEMM's extension with {name}: {end}, {seconds:.0f} s; its last lines:\n{said}"
+        return f"== DeepGEMM's extension with {name}: {end}, {seconds:.0f} s; its last lines:\n{printed}"
 
     with ThreadPoolExecutor(2) as threads:
         for text in threads.map(one, ("nvcc", "NVRTC"), ({}, {"DG_JIT_USE_NVRTC": "1"})):
@@ -463,9 +463,9 @@ def probe_child() -> None:
     module = load_module()
     print("step: loaded", module.__version__, "CUDA_HOME", os.environ.get("CUDA_HOME"), flush=True)
     device = gpu_device(0)
-    words = KernelDefaults(dtype=None, out_dtype=None, bias=None)
+    defaults = KernelDefaults(dtype=None, out_dtype=None, bias=None)
     key = {"M": 64, "N": 1280, "K": 8192}
-    problem = Problem(FAMILY.spec(make_problem(FAMILY, key, words, device.gfx, "probe")), FAMILY, device)
+    problem = Problem(FAMILY.spec(make_problem(FAMILY, key, defaults, device.gfx, "probe")), FAMILY, device)
     contender = Contender(name="deepgemm", implementation=DeepGemm(), knobs={}, layout="column")
     call = problem.bind(contender, problem.weights[0])
     print("step: first call", flush=True)

@@ -63,8 +63,8 @@ def specs(rows: str) -> list[GemmSpec]:
     """The quantised products of Qwen3-8B, in the order of a layer."""
     sides = [(each.n, each.k) for each in products(DENSE) if each.layer != "lm_head"]
     keys = [{"M": int(m), "N": n, "K": k} for m in rows.split(",") for n, k in sides]
-    words = KernelDefaults(dtype=None, out_dtype=None, bias=None)
-    return [FAMILY.spec(make_problem(FAMILY, key, words, "sm_90", "neighbours")) for key in keys]
+    defaults = KernelDefaults(dtype=None, out_dtype=None, bias=None)
+    return [FAMILY.spec(make_problem(FAMILY, key, defaults, "sm_90", "neighbours")) for key in keys]
 
 
 def tuned(table: Path, device: Device) -> dict[tuple[int, int, int], Contender]:

@@ -1,4 +1,4 @@
-"""Whether a change to the source of kernels changes the binaries that the shipped tables' winners are.
+"""Compares the binaries of the shipped tables' winners before and after a change to the source of kernels.
 
     python tests/benchmarks/same_binaries.py record before.json     (in the checkout before the change)
     python tests/benchmarks/same_binaries.py carry before.json      (in the one after it)
@@ -27,7 +27,7 @@ from gemmpipe.tables.recorded import source_hash_of
 
 
 def winners(family: Family) -> Iterator[tuple[str, Row, Implementation, tuple[Build, ...], Device]]:
-    """What names a row in both checkouts, the row, and what its winner is built from."""
+    """A row's name in both checkouts, the row, and the builds of its winner."""
     for row in store.read(shipped_tables() / family.csv_name, family):
         candidate, device = candidate_of(str(row["libtype"]), str(row["config"])), arch_device(str(row["gfx"]))
         own = next((i for i in family.implementations if i.label == candidate.backend), None)
@@ -36,15 +36,15 @@ def winners(family: Family) -> Iterator[tuple[str, Row, Implementation, tuple[Bu
         key = tuple((column.name, row[column.name]) for column in family.key_columns)
         builds = own.builds(family.spec(Problem(family=family.name, key=key)), candidate.knobs, device)
         columns = zip(family.key_columns, key, strict=True)
-        said = [value for column, (_, value) in columns if value is not None or not column.optional]
-        yield json.dumps([device.gfx, said, row["libtype"], row["config"]]), row, own, builds, device
+        values = [value for column, (_, value) in columns if value is not None or not column.optional]
+        yield json.dumps([device.gfx, values, row["libtype"], row["config"]]), row, own, builds, device
 
 
 def digest(build: Build, device: Device) -> str:
-    """Of the instructions, and of what a launch needs beside them."""
+    """Hash of the instructions and of the metadata of a launch."""
     kernel = compile_kernel(build, device)
-    said = [kernel.metadata.shared, kernel.metadata.num_warps]
-    return hashlib.sha256(read_code(kernel.asm["cubin"]) + json.dumps(said).encode()).hexdigest()
+    metadata = [kernel.metadata.shared, kernel.metadata.num_warps]
+    return hashlib.sha256(read_code(kernel.asm["cubin"]) + json.dumps(metadata).encode()).hexdigest()
 
 
 def digests(family: Family) -> dict[str, list[str]]:
@@ -74,8 +74,8 @@ def carry(family: Family, before: dict[str, list[str]]) -> None:
         text = text.replace(old, new)
     if not stale:
         write_atomic(path, text)
-    said = "left as it is" if stale else sorted(hashes(names))
-    print(f"{family.name}: {len(now)} rows, {stale} with another binary; {said}")
+    printed = "left as it is" if stale else sorted(hashes(names))
+    print(f"{family.name}: {len(now)} rows, {stale} with another binary; {printed}")
 
 
 def hashes(names: dict[str, str]) -> set[tuple[str, str]]:

@@ -62,7 +62,7 @@ def kernel_of(label: str) -> KernelImplementation | None:
 
 def cases(device: Device, rows: tuple[int, ...], knobs: Mapping[str, Scalar] | None) -> list[Case]:
     """Those of the 140 problems that have a shipped row of an own kernel; with `knobs`, that they fit."""
-    words = KernelDefaults(dtype=None, out_dtype=None, bias=None)
+    defaults = KernelDefaults(dtype=None, out_dtype=None, bias=None)
     shipped: dict[tuple[Scalar, ...], tuple[str, str]] = {}
     for row in store.read(shipped_tables() / FAMILY.csv_name, FAMILY):
         if row["gfx"] == device.gfx and kernel_of(str(row["libtype"])) is not None:
@@ -71,7 +71,7 @@ def cases(device: Device, rows: tuple[int, ...], knobs: Mapping[str, Scalar] | N
     found = []
     for m in rows:
         for n, k in SIDES:
-            problem = make_problem(FAMILY, {"M": m, "N": n, "K": k}, words, device.gfx, "case")
+            problem = make_problem(FAMILY, {"M": m, "N": n, "K": k}, defaults, device.gfx, "case")
             spec, key = FAMILY.spec(problem), tuple(value for _, value in problem.key)
             if knobs is not None:
                 label = {"warp_specialised": "gluon"}.get(
@@ -140,7 +140,7 @@ def graph_of(call: Callable[[Weights], torch.Tensor], weights: list[Weights], ca
 
 
 def time_us(graph: torch.cuda.CUDAGraph, calls: int) -> float:
-    """Of one call."""
+    """Time of one call."""
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     begin.record()
     graph.replay()
@@ -208,9 +208,9 @@ def main() -> None:
     parser.add_argument("--limit-s", type=float, default=120)
     parser.add_argument("--rows", default=",".join(map(str, ROWS)))
     parser.add_argument("--knobs", type=json.loads)
-    words = parser.parse_args()
+    arguments = parser.parse_args()
     device = gpu_device(0)
-    chosen = cases(device, tuple(map(int, words.rows.split(","))), words.knobs)
+    chosen = cases(device, tuple(map(int, arguments.rows.split(","))), arguments.knobs)
     tabulate(chosen, device)
     from gemmpipe.runtime import gemm_a8w8_blockscale
 
@@ -218,13 +218,13 @@ def main() -> None:
     begin, rows = time.perf_counter(), []
     with torch.inference_mode():
         for case in chosen:
-            if time.perf_counter() - begin > words.limit_s:
-                print(f"{words.limit_s:.0f} s are over after {len(rows)} of {len(chosen)} problems")
+            if time.perf_counter() - begin > arguments.limit_s:
+                print(f"{arguments.limit_s:.0f} s are over after {len(rows)} of {len(chosen)} problems")
                 break
             rows.append(measure(case, gemm_a8w8_blockscale, device))
             print(*(rows[-1][name] for name in list(rows[-1])[:9]), flush=True)
-            if words.csv is not None:
-                with words.csv.open("w", newline="") as stream:
+            if arguments.csv is not None:
+                with arguments.csv.open("w", newline="") as stream:
                     writer = csv.DictWriter(stream, list(rows[0]))
                     writer.writeheader()
                     writer.writerows(rows)

@@ -31,7 +31,7 @@ SPACE = (
 )
 
 
-def words(products: int) -> list[str]:
+def arguments(products: int) -> list[str]:
     """The tuning command for so many of the products."""
     items = ",".join(f"{{M: [{','.join(map(str, MS))}], N: {n}, K: {k}}}" for n, k in PRODUCTS[:products])
     return ["kernel=a8w8_blockscale", "shapes=list", f"shapes.items=[{items}]", "format=[csv]", "batch=1000", *SPACE]
@@ -75,7 +75,7 @@ def main() -> None:
     parser.add_argument("--cores", type=int, nargs="*", default=[])
     parser.add_argument("--products", type=int, default=len(PRODUCTS))
     given = parser.parse_args()
-    base = words(given.products)
+    base = arguments(given.products)
     root = Path(tempfile.mkdtemp(prefix="scaling-"))
     most = max(given.workers)
     print(" ".join(["gemmpipe", *base]))

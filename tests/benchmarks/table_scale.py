@@ -34,8 +34,16 @@ def merge(folder: Path, rows: int) -> tuple[float, str]:
         write(folder / f"{name}.csv", rows, ratio)
     inputs = f"inputs=[{folder / 'a.csv'},{folder / 'b.csv'}]"
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    words = [sys.executable, "-m", "gemmpipe", "merge", inputs, f"output={folder / 'c.csv'}", "kernel=a8w8_blockscale"]
-    done = subprocess.run(words, cwd=folder, capture_output=True, text=True, check=True)
+    arguments = [
+        sys.executable,
+        "-m",
+        "gemmpipe",
+        "merge",
+        inputs,
+        f"output={folder / 'c.csv'}",
+        "kernel=a8w8_blockscale",
+    ]
+    done = subprocess.run(arguments, cwd=folder, capture_output=True, text=True, check=True)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     (folder / "c.csv").unlink()
     [total] = [line for line in done.stdout.splitlines() if line.startswith("total")]

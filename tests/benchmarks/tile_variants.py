@@ -76,7 +76,7 @@ def tile(m: int, n: int, stages: int, group: int, cluster: int, **more: Scalar) 
 
 
 def old_tiles() -> Iterator[dict[str, Scalar]]:
-    """Of the default space, without split-K."""
+    """Tiles of the default space, without split-K."""
     for n, stages in ((64, 8), (80, 8), (96, 7), (128, 6), (128, 5), (160, 5), (192, 5)):
         for group, cluster in ((8, 1), (2, 2), (16, 1)):
             yield tile(128, n, stages, group, cluster)
@@ -94,8 +94,8 @@ def new_tiles() -> Iterator[dict[str, Scalar]]:
 def spec_of(product: str, device: Device) -> GemmSpec:
     """The product MxNxK."""
     m, n, k = map(int, product.split("x"))
-    words = KernelDefaults(dtype=None, out_dtype=None, bias=None)
-    return FAMILY.spec(make_problem(FAMILY, {"M": m, "N": n, "K": k}, words, device.gfx, "case"))
+    defaults = KernelDefaults(dtype=None, out_dtype=None, bias=None)
+    return FAMILY.spec(make_problem(FAMILY, {"M": m, "N": n, "K": k}, defaults, device.gfx, "case"))
 
 
 def shipped(product: str, device: Device) -> Iterator[dict[str, Scalar]]:
@@ -302,8 +302,8 @@ def line(product: str, order: str, done: list[Timed]) -> str:
             return f"{product} {order}: none right"
         best.append(min(those, key=lambda each: statistics.median(each.times)))
     old, new = (statistics.median(each.times) for each in best)
-    said = f"{best[0].variant.text:28} | {best[1].variant.text}"
-    return f"{product:16} {order:6} {old:8.2f} {new:8.2f} {old / new:6.3f}  {said}"
+    printed = f"{best[0].variant.text:28} | {best[1].variant.text}"
+    return f"{product:16} {order:6} {old:8.2f} {new:8.2f} {old / new:6.3f}  {printed}"
 
 
 def rows_of(product: str, done: list[Timed], facts: Mapping[tuple[Build, str], BuildFacts | str], device: Device):
@@ -348,18 +348,18 @@ def main() -> None:
     parser.add_argument("--odd", action="store_true")
     parser.add_argument("--refine", type=Path, help="FILE of an earlier run: its leaders, with constant N and K too")
     parser.add_argument("--add", default="", help="knobs, with commas: shipped winners with and without them")
-    words = parser.parse_args()
-    end, device = time.perf_counter() + words.limit_s, gpu_device(0)
-    cases = {each: variants(each, device, words.ptxas) for each in words.products.replace(",", " ").split()}
-    if words.add:
-        cases = {each: adding(each, words.add.split(","), device) for each in cases}
+    arguments = parser.parse_args()
+    end, device = time.perf_counter() + arguments.limit_s, gpu_device(0)
+    cases = {each: variants(each, device, arguments.ptxas) for each in arguments.products.replace(",", " ").split()}
+    if arguments.add:
+        cases = {each: adding(each, arguments.add.split(","), device) for each in cases}
         cases = {each: chosen for each, chosen in cases.items() if chosen}
-    if words.refine:
-        with words.refine.open(newline="") as stream:
+    if arguments.refine:
+        with arguments.refine.open(newline="") as stream:
             earlier = list(csv.DictReader(stream))
-        cases = {each: refined(each, earlier, device, words.ptxas) for each in cases}
+        cases = {each: refined(each, earlier, device, arguments.ptxas) for each in cases}
         cases = {each: chosen for each, chosen in cases.items() if chosen}
-    odd = {each: [v for v in variants(each, device, "") if v.new] for each in ODD.split()} if words.odd else {}
+    odd = {each: [v for v in variants(each, device, "") if v.new] for each in ODD.split()} if arguments.odd else {}
     facts = compile_all({**cases, **odd}, device)
     good = {
         product: [
@@ -375,13 +375,13 @@ def main() -> None:
         print(f"{'product':16} {'order':6} {'old us':>8} {'new us':>8}  ratio  old | new", flush=True)
         for product in cases:
             if time.perf_counter() > end - 5:
-                print(f"{words.limit_s:.0f} s are over")
+                print(f"{arguments.limit_s:.0f} s are over")
                 break
             done = measure(product, good[product], device)
             for order in ORDERS:
                 print(line(product, order, done), flush=True)
             rows += rows_of(product, done, facts, device)
-            with words.out.open("w", newline="") as stream:
+            with arguments.out.open("w", newline="") as stream:
                 writer = csv.DictWriter(stream, list(rows[0]))
                 writer.writeheader()
                 writer.writerows(rows)

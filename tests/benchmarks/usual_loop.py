@@ -1,4 +1,4 @@
-"""What tuning one configuration costs in the usual loop: python tests/benchmarks/usual_loop.py [CONFIGS] [M N K]
+"""Cost of tuning one configuration in the usual loop: python tests/benchmarks/usual_loop.py [CONFIGS] [M N K]
 
 Compile in the same process, make the inputs anew, 5 + 10 eager launches with events, compare the output with the
 reference: seconds a configuration, over a random sample of space=a8w8_blockscale_aiter, nothing in Triton's cache.
@@ -58,14 +58,14 @@ def one(family: Family, problem: Problem, candidate, listing, device) -> float:
 
 def main() -> None:
     """Mean and median over the sample."""
-    words = [int(word) for word in sys.argv[1:]] or [40]
-    m, n, k = words[1:] or (64, 1280, 8192)
+    arguments = [int(word) for word in sys.argv[1:]] or [40]
+    m, n, k = arguments[1:] or (64, 1280, 8192)
     family, device = load_family("a8w8_blockscale"), gpu_device(0)
     defaults = KernelDefaults(dtype=None, out_dtype=None, bias=None)
     problem = make_problem(family, {"M": m, "N": n, "K": k}, defaults, device.gfx, "case")
     own = [i for i in family.implementations if i.label == "triton"]
     listing = list_candidates(problem, family, own, device, space(), ())
-    sample = random.Random(0).sample(listing.candidates, min(words[0], len(listing.candidates)))
+    sample = random.Random(0).sample(listing.candidates, min(arguments[0], len(listing.candidates)))
     one(family, problem, sample[0], listing, device)  # the compiler's own start
     seconds = [one(family, problem, candidate, listing, device) for candidate in sample[1:]]
     mean, median = statistics.mean(seconds), statistics.median(seconds)

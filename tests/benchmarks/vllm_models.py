@@ -106,7 +106,7 @@ class Product:
 
 
 def products(config: dict[str, Any]) -> list[Product]:
-    """What one step multiplies, with the matrices as vLLM fuses them."""
+    """The products of one step, with the matrices as vLLM fuses them."""
     hidden, layers = config["hidden_size"], config["num_hidden_layers"]
     quantised = "quantization_config" in config
     dtype = "fp8" if quantised else "bf16"

@@ -20,7 +20,7 @@ CHANGED = {"updated", "loaded", "adapter", "replaced"}
 LIMITS = {"dense_fp8": 0.15, "dense_bf16": 0.15, "mixture_fp8": 0.4}
 """Mean differences between plug-in off and on above which a step deviates: a router's choices differ by rounding."""
 OWN_LIMIT, CHANGED_LIMIT = 0.02, 0.5
-"""Of one process: above the first its weights changed, below the second they did not."""
+"""Limits of one process: above the first its weights changed, below the second they did not."""
 TOP, KERNELS = 20, 12
 
 
@@ -43,7 +43,7 @@ class Run:
 
 @dataclass(kw_only=True)
 class Outcome:
-    """What became of a run."""
+    """The result of a run."""
 
     record: dict[str, Any] = field(default_factory=dict)
     error: str = ""

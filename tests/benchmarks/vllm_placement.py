@@ -16,7 +16,7 @@ from vllm_models import cache_bytes
 KINDS = 2
 """Processes of a model: with the default and with the plug-in."""
 PROCESS_GIB = 1.5
-"""Of a process besides weights and cache: context, activations, graphs, kernels."""
+"""Memory of a process besides weights and cache: context, activations, graphs, kernels."""
 FLASHINFER_BUILD = """
 from flashinfer.jit.gemm import gen_fp8_blockscale_gemm_sm90_module
 module = gen_fp8_blockscale_gemm_sm90_module()

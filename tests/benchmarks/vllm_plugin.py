@@ -50,7 +50,7 @@ ENVIRONMENT = {
 }
 """One process per engine, without downloads; the environment's own values have precedence."""
 END_RESERVE_S = 8.0
-"""Of the whole limit, for the tables and the end of the processes."""
+"""Share of the whole limit for the tables and the end of the processes."""
 STOPPED = threading.Event()
 """Set by an interrupt: no further command is sent."""
 COMMAND_LIMITS_S = {"measure": 60.0, "profile": 60.0, "reference": 90.0, "dispatch": 10.0}

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 TAIL_LINES, TAIL_WIDTH = 12, 240
-"""What is shown of a log."""
+"""The lines of a log that are shown."""
 POLL_S, END_S = 0.2, 5.0
 OUT_OF_MEMORY = ("out of memory", "Free memory on device")
 

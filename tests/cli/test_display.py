@@ -176,9 +176,9 @@ def test_lines_are_folded_to_a_terminal_and_commands_are_not(monkeypatch: pytest
     monkeypatch.setattr("shutil.get_terminal_size", lambda *_: os.terminal_size((70, 24)))
     monkeypatch.setattr("sys.stdout", screen := Screen())
     monkeypatch.setattr("sys.stderr", io.StringIO())
-    words, command = "word " * 30, f"see: gemmpipe show {'x' * 80} last"
+    long, command = "word " * 30, f"see: gemmpipe show {'x' * 80} last"
     with Terminal(verbose=False) as terminal:
-        terminal(Event(kind="line", text=words))
+        terminal(Event(kind="line", text=long))
         terminal(Event(kind="line", text=command))
         terminal(Event(kind="detail", text="for verbose=true"))
     lines = screen.getvalue().splitlines()

@@ -53,9 +53,9 @@ def test_by_rules(capfd: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_arguments_without_an_effect_are_named_with_what_may_be_meant(capfd: Captured) -> None:
     typed = "args=--tensor-parallel-size 4 --linear-backed triton --moe-backend triton"
-    (said,) = [line for line in lines(capfd, "engine=vllm", "target=sm_90", typed) if "no choice" in line]
+    (printed,) = [line for line in lines(capfd, "engine=vllm", "target=sm_90", typed) if "no choice" in line]
     names = "--tensor-parallel-size, --linear-backed (did you mean '--linear-backend'?)"
-    assert said == f"  no choice here depends on {names}"
+    assert printed == f"  no choice here depends on {names}"
     assert not any("no choice" in line for line in lines(capfd, "engine=sglang", "target=sm_90", "args=--ep-size 4"))
 
 

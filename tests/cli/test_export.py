@@ -86,9 +86,9 @@ def test_an_engines_functions_are_left_out_on_a_cpu_and_no_run_there_is_suggeste
     reason = "format: vllm: its functions cannot be timed here (no GPU: Triton compiles for GPUs)"
     assert f"{reason}; expected a GPU, or format=[csv]" in capfd.readouterr().err
     assert main([*small, "format=[csv,vllm]", "timer@stages.bench.timer=quick"]) == 0
-    said = capfd.readouterr()
-    assert f"warning: {reason}: left out" in said.err
-    assert "engine: vllm" not in said.out
+    printed = capfd.readouterr()
+    assert f"warning: {reason}: left out" in printed.err
+    assert "engine: vllm" not in printed.out
     assert main(["export", "last", "vllm"]) == 2
     error = capfd.readouterr().err
     assert "which cannot run vllm's functions; expected a run on a GPU: gemmpipe kernel=a8w8_blockscale" in error

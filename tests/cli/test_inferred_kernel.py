@@ -100,8 +100,10 @@ def test_another_format_is_never_lost(
         more.write("2,64,128,False\n3,64,128,\n" if column in ("bias", "bpreshuffle") else "3,64,128,\n")
     capsys.readouterr()
     assert main(typed) == 0
-    said = " ".join(capsys.readouterr().out.split())
-    assert f"left out: 1 row, the first: mine.csv:2: column {column}: {cell}, which {kernel} does not compute" in said
+    printed = " ".join(capsys.readouterr().out.split())
+    assert (
+        f"left out: 1 row, the first: mine.csv:2: column {column}: {cell}, which {kernel} does not compute" in printed
+    )
 
 
 @pytest.mark.parametrize(

@@ -181,8 +181,8 @@ def test_the_first_line_comes_before_slow_imports(with_run: Path) -> None:
     ended = subprocess.run(command, cwd=with_run, input=lines, capture_output=True, text=True, timeout=300, check=True)
     firsts = [json.loads(line) for line in ended.stdout.splitlines()]
     assert len(firsts) == len(FIRST)
-    for (line, said), (text, imported) in zip(FIRST.items(), firsts, strict=True):
-        assert said in text, line
+    for (line, printed), (text, imported) in zip(FIRST.items(), firsts, strict=True):
+        assert printed in text, line
         assert imported == [], line
 
 

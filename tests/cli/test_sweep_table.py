@@ -29,10 +29,10 @@ def test_jobs_are_told_apart_by_what_differs(tmp_path: Path) -> None:
 def test_a_header_can_be_copied_into_a_shell(tmp_path: Path) -> None:
     overrides = ("kernel=a16w16", "shapes.items=[{M:[1,64],N:512}]", "output=my tables")
     header = SweepJob(number=3, overrides=overrides, folder=tmp_path).header
-    label, _, words = header.partition(": ")
+    label, _, arguments = header.partition(": ")
     assert label == "job 3"
-    assert tuple(shlex.split(words)) == overrides
-    assert "'shapes.items=[{M:[1,64],N:512}]'" in words, "braces and brackets are the shell's own"
+    assert tuple(shlex.split(arguments)) == overrides
+    assert "'shapes.items=[{M:[1,64],N:512}]'" in arguments, "braces and brackets are the shell's own"
 
 
 def test_a_damaged_manifest_is_a_job_without_figures(tmp_path: Path) -> None:

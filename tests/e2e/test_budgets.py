@@ -20,12 +20,12 @@ pytestmark = pytest.mark.usefixtures("own_locks")
 
 
 @pytest.fixture
-def run(folder: Path, capfd: pytest.CaptureFixture[str], faulty_words: tuple[str, ...]) -> Run:
-    """Types words after those of the faulty family; what it said."""
+def run(folder: Path, capfd: pytest.CaptureFixture[str], faulty_arguments: tuple[str, ...]) -> Run:
+    """Types arguments after those of the faulty family; its output."""
 
-    def typed(*words: str) -> str:
+    def typed(*arguments: str) -> str:
         capfd.readouterr()
-        assert main([*faulty_words, "space.PACE_MS=[0,1,2,3,4,5]", "stages.screen.keep=3", *words]) == 0
+        assert main([*faulty_arguments, "space.PACE_MS=[0,1,2,3,4,5]", "stages.screen.keep=3", *arguments]) == 0
         return capfd.readouterr().out
 
     return typed
@@ -57,13 +57,15 @@ def _timed(folder: Path) -> list[tuple[str, str, int]]:
 @pytest.mark.parametrize(
     "search", [pytest.param(each, marks=SLOW if each in ("random", "gaussian") else ()) for each in SEARCHES]
 )
-def test_each_search_resumed_goes_on_and_repeats_nothing(run: Run, search: str, faulty_words: tuple[str, ...]) -> None:
+def test_each_search_resumed_goes_on_and_repeats_nothing(
+    run: Run, search: str, faulty_arguments: tuple[str, ...]
+) -> None:
     """Six candidates and three of torch a problem, fewer than any search looks at: in the end all are timed."""
     if search == "forest":
         pytest.importorskip("sklearn")
     run(f"search={search}", "search.budget_trials=4")
     for _ in range(2):
-        assert main([faulty_words[0], "resume=last"]) == 0
+        assert main([faulty_arguments[0], "resume=last"]) == 0
     timed = _timed(_runs()[-1])
     assert len(timed) == len(set(timed)), "no finished trial is made again"
     assert len(_screened(_runs()[-1])) == 2 * 9
@@ -112,8 +114,8 @@ def test_the_next_run_goes_on_and_repeats_nothing(run: Run) -> None:
 
 
 def test_the_same_run_resumed_goes_on(run: Run) -> None:
-    words = ("search=exhaustive", "search.budget_trials=4")
-    run(*words)
+    arguments = ("search=exhaustive", "search.budget_trials=4")
+    run(*arguments)
     before = _screened(_runs()[-1])
     assert main(["resume=last"]) == 0
     after = _screened(_runs()[-1])
@@ -134,7 +136,9 @@ def test_nothing_is_tried_of_other_ms_when_the_time_is_over(
     run: Run, monkeypatch: pytest.MonkeyPatch, budget_s: str, tried: bool
 ) -> None:
     exchanged: list[object] = []
-    monkeypatch.setattr("gemmpipe.stages.screen.stage.cross_evaluate", lambda *words: exchanged.append(words) or ())
+    monkeypatch.setattr(
+        "gemmpipe.stages.screen.stage.cross_evaluate", lambda *arguments: exchanged.append(arguments) or ()
+    )
     run("search=exhaustive", f"search.budget_s={budget_s}")
     assert bool(exchanged) is tried
 
@@ -149,8 +153,8 @@ def test_a_budget_that_leaves_nobody_out_cuts_nothing_short(run: Run) -> None:
 def test_journals_teach_the_same_and_other_problems(run: Run) -> None:
     run("search=exhaustive")
     first = _runs()[-1]
-    words = ("output=other", f"search.journals=[{first}]", "search=exhaustive")
-    run(*words)
+    arguments = ("output=other", f"search.journals=[{first}]", "search=exhaustive")
+    run(*arguments)
     assert not _screened(_runs()[-1]), "the same kernels, versions and device: nothing is timed again but the finals"
 
 

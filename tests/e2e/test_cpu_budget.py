@@ -20,12 +20,12 @@ ITEMS = "shapes.items=[{M: [16, 4, 8], N: 32, K: 64}]"
 
 
 @pytest.fixture
-def run(folder: Path, capfd: pytest.CaptureFixture[str], faulty_words: tuple[str, ...]) -> Run:
+def run(folder: Path, capfd: pytest.CaptureFixture[str], faulty_arguments: tuple[str, ...]) -> Run:
     """Runs the faulty family on three problems with a budget that is over at once, unless another is given."""
 
-    def typed(*words: str) -> str:
+    def typed(*arguments: str) -> str:
         capfd.readouterr()
-        assert main([*faulty_words, ITEMS, "cpu_budget_s=0.001", *words]) == 0
+        assert main([*faulty_arguments, ITEMS, "cpu_budget_s=0.001", *arguments]) == 0
         return re.sub(r"\n  +(?=\S)", " ", capfd.readouterr().out)  # lines of the last screen are folded
 
     return typed

@@ -42,10 +42,10 @@ Start = Callable[..., Started]
 
 
 @pytest.fixture
-def site(folder: Path, faulty_words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+def site(folder: Path, faulty_arguments: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
     """Where runs are started; what is left of them when the test ends is killed."""
-    monkeypatch.syspath_prepend(faulty_words[0].removeprefix("--config-dir="))
-    here = Site(folder=folder, words=faulty_words, family=load_family("faulty"))
+    monkeypatch.syspath_prepend(faulty_arguments[0].removeprefix("--config-dir="))
+    here = Site(folder=folder, arguments=faulty_arguments, family=load_family("faulty"))
     yield here
     here.close()
 
@@ -60,12 +60,12 @@ Begun = tuple[Site, Started]
 
 
 @pytest.fixture(scope="module")
-def every_fault(tmp_path_factory: pytest.TempPathFactory, faulty_words: tuple[str, ...]) -> Iterator[Begun]:
+def every_fault(tmp_path_factory: pytest.TempPathFactory, faulty_arguments: tuple[str, ...]) -> Iterator[Begun]:
     """A run of all faults, most of whose time is waiting for limits: it is begun before the tests that come first."""
-    folder = faulty_words[0].removeprefix("--config-dir=")
+    folder = faulty_arguments[0].removeprefix("--config-dir=")
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(folder)
-        here = Site(folder=tmp_path_factory.mktemp("faults"), words=faulty_words, family=load_family("faulty"))
+        here = Site(folder=tmp_path_factory.mktemp("faults"), arguments=faulty_arguments, family=load_family("faulty"))
     started = here.start(
         f"space.KIND=[{','.join(KINDS)}]",
         "space.PACE_MS=[0]",
@@ -118,7 +118,7 @@ def test_ctrl_c_finishes_the_work_in_hand_and_resume_goes_on(start: Start, site:
     assert "gemmpipe resume=" not in out, "the error names the command"
     assert re.search(r"^saved \d+ finished trials in \S+/trials.jsonl$", out, re.MULTILINE)
     assert started.gone()
-    # What was finished is in the table already.
+    # Finished problems are in the table already.
     done = [row["problem"] for row in site.rows() if row["row"] == "done"]
     assert 0 < len(site.tuned()) == len(done)
     finished = [row for row in site.rows() if row["row"] == "trial"]
@@ -149,7 +149,7 @@ def test_a_stopped_batch_keeps_its_finished_finals(start: Start, site: Site, sta
 
 @pytest.fixture
 def hung_up() -> Iterator[None]:
-    """What is started here dies with its terminal, also when these tests run under nohup."""
+    """Processes started here end with their terminal, also when these tests run under nohup."""
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     yield
     signal.signal(signal.SIGHUP, before)
@@ -223,13 +223,13 @@ def test_a_hanging_worker_does_not_outlive_a_killed_driver(start: Start, site: S
     assert started.gone()
 
 
-def _killed_at_random(start: Start, site: Site, rounds: int, words: tuple[str, ...]) -> None:
+def _killed_at_random(start: Start, site: Site, rounds: int, arguments: tuple[str, ...]) -> None:
     seed = random.randrange(1 << 32)
     print(f"seed {seed}")
     chance = random.Random(seed)
     for number in range(rounds):
         resuming = site.journal() is not None and any(row["row"] == "problem" for row in site.rows())
-        started = start(*(("resume=last",) if resuming else words))
+        started = start(*(("resume=last",) if resuming else arguments))
         # Most of a run's life lies behind the imports: kill it at a moment after its session began.
         sessions = sum(row["row"] == "session" for row in site.rows())
         deadline = time.monotonic() + 120
@@ -258,12 +258,12 @@ def test_killed_at_random_and_resumed(start: Start, site: Site) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("batch", [1, 100])
 def test_killed_at_random_again_and_again(start: Start, site: Site, batch: int) -> None:
-    words = (MANY, "space.PACE_MS=[0,5,6,7,8,9,10]", "space.KIND=[right,kill,spoil_row]", "search=exhaustive")
-    _killed_at_random(start, site, 10, (*words, f"batch={batch}"))
+    arguments = (MANY, "space.PACE_MS=[0,5,6,7,8,9,10]", "space.KIND=[right,kill,spoil_row]", "search=exhaustive")
+    _killed_at_random(start, site, 10, (*arguments, f"batch={batch}"))
 
 
 def _forkservers(started: Started) -> list[int]:
-    """What the driver started to fork from."""
+    """The processes from which the driver forks."""
     own = [pid for pid in started.kin() if parent_of(pid) == started.process.pid]
     return [pid for pid in own if b"forkserver" in Path(f"/proc/{pid}/cmdline").read_bytes()]
 
@@ -325,9 +325,9 @@ def test_a_full_disk_ends_in_one_line_and_loses_nothing(start: Start, site: Site
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("own_locks")
-def test_runs_that_merge_at_once_lose_no_row(start: Start, site: Site, faulty_words: tuple[str, ...]) -> None:
+def test_runs_that_merge_at_once_lose_no_row(start: Start, site: Site, faulty_arguments: tuple[str, ...]) -> None:
     for m in (1, 2):
-        assert main([*faulty_words, f"shapes.items=[[{m},32,64]]", "space.PACE_MS=[0]", f"output=own{m}"]) == 0
+        assert main([*faulty_arguments, f"shapes.items=[[{m},32,64]]", "space.PACE_MS=[0]", f"output=own{m}"]) == 0
     folders = sorted(Path("outputs/runs/tune").iterdir())
     runs = [start(f"reuse={folder}", "chain=[select,merge]", "output=outputs/tuned") for folder in folders]
     for each in runs:

@@ -20,10 +20,10 @@ EXPECTED = {
 
 
 def test_each_fault_is_a_row_and_the_next_trial_runs(tmp_path: Path) -> None:
-    words = ["kernel=poison", "shapes=list", "shapes.items=[[16,256,256],[64,256,256]]", "backend=[poison]",
+    arguments = ["kernel=poison", "shapes=list", "shapes.items=[[16,256,256],[64,256,256]]", "backend=[poison]",
              f"space.KIND=[{','.join(EXPECTED)}]",
              "executor.timeout_s=5", "profile=profile.csv", "format=[csv]"]  # fmt: skip
-    command = [sys.executable, "-m", "gemmpipe", "--config-dir", str(FOLDER), *words]
+    command = [sys.executable, "-m", "gemmpipe", "--config-dir", str(FOLDER), *arguments]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=600, check=False)
     print(done.stdout, done.stderr)
     assert done.returncode == 0, done.stderr

@@ -26,8 +26,8 @@ def site(tmp_path_factory: pytest.TempPathFactory, forked_programs: Forking) -> 
     pytest.importorskip("mlflow")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        words = (*LINE, "output=tuned", "listener=mlflow", "events=json", "report=true")
-        ended = forked_programs.run(folder, os.environ, "gemmpipe", words)
+        typed = (*LINE, "output=tuned", "listener=mlflow", "events=json", "report=true")
+        ended = forked_programs.run(folder, os.environ, "gemmpipe", typed)
         assert ended.returncode == 0, ended.stderr
         (folder / "events.jsonl").write_text(ended.stdout)
         yield folder

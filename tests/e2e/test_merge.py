@@ -1,4 +1,4 @@
-"""`gemmpipe merge`, typed as a user types it: ours and aiter's tables, mistakes, reports, sidecars."""
+"""`gemmpipe merge`, typed as a user types it: ours and aiter's tables, errors, reports, sidecars."""
 
 import json
 import os
@@ -51,14 +51,14 @@ def test_aiters_tables_are_united_and_every_conflict_is_explained(capfd: pytest.
     ]
     report = Path("c.csv.merge.txt").read_text()
     assert "2 without a time" not in report
-    for said in (
+    for printed in (
         f"c.csv: 4 rows, from 6 of {BLOCKSCALE}_dsv3.csv, old.csv; left out: 1 slower, 1 without a time",
         f"gfx942 304 2 3072 1536 float8_e4m3fnuz bfloat16 -: kept old.csv:3 (cktile real 7 us), dropped {BLOCKSCALE}"
         "_dsv3.csv:3 (ck placeholder 0 us): us is 0.0: not a measured time",
         "dropped a8w8_blockscale_tuned_gemm_dsv3.csv:4 (ck three 9.5 us): slower under the same policy",
     ):
-        assert said in report
-        assert said in out
+        assert printed in report
+        assert printed in out
     assert "old.csv: 3 rows (2 gfx942/304, 1 gfx942/80); missing columns filled: gfx, dtype, outdt" in out
     assert "unknown columns kept: _tag" in out
     assert {name: Path(name).read_bytes() for name in before} == before, "an input is never rewritten"
@@ -66,19 +66,19 @@ def test_aiters_tables_are_united_and_every_conflict_is_explained(capfd: pytest.
 
 @pytest.mark.usefixtures("tables")
 def test_twice_and_in_another_order_is_the_same_file(capfd: pytest.CaptureFixture[str]) -> None:
-    words = ["merge", "kernel=a8w8_blockscale"]
-    assert main([*words, f"inputs=[{BLOCKSCALE}_dsv3.csv,old.csv]", "output=c.csv"]) == 0
+    arguments = ["merge", "kernel=a8w8_blockscale"]
+    assert main([*arguments, f"inputs=[{BLOCKSCALE}_dsv3.csv,old.csv]", "output=c.csv"]) == 0
     once = Path("c.csv").read_bytes()
-    assert main([*words, f"inputs=[{BLOCKSCALE}_dsv3.csv,old.csv]", "output=c.csv"]) == 0
+    assert main([*arguments, f"inputs=[{BLOCKSCALE}_dsv3.csv,old.csv]", "output=c.csv"]) == 0
     assert Path("c.csv").read_bytes() == once
-    assert main([*words, f"inputs=[old.csv,{BLOCKSCALE}_dsv3.csv]", "output=sub/d.csv"]) == 0
+    assert main([*arguments, f"inputs=[old.csv,{BLOCKSCALE}_dsv3.csv]", "output=sub/d.csv"]) == 0
     assert Path("sub/d.csv").read_bytes() == once
-    # What stands in the output takes part: nothing of it is lost.
-    assert main([*words, "inputs=old.csv", "output=c.csv"]) == 0
+    # Rows of the output take part: none is lost.
+    assert main([*arguments, "inputs=old.csv", "output=c.csv"]) == 0
     assert Path("c.csv").read_bytes() == once
     assert "already there" in capfd.readouterr().out
     # A glob may find the output of the time before.
-    assert main([*words, "inputs=[*.csv]", "output=c.csv"]) == 0
+    assert main([*arguments, "inputs=[*.csv]", "output=c.csv"]) == 0
     assert Path("c.csv").read_bytes() == once
 
 
@@ -114,10 +114,10 @@ def test_times_of_a_table_that_names_no_run_have_its_name(folder: Path, capfd: p
     runs = {row["M"]: row["run_id"] for row in store.read(Path("d.csv"), load_family("a16w16"))}
     assert runs == {1: "file:old.csv", 2: "r7"}
     shown = {}
-    for words in ("", " m=1", " m=2"):
+    for arguments in ("", " m=1", " m=2"):
         capfd.readouterr()
-        assert main(f"show d.csv kernel=a16w16{words}".split()) == 0
-        shown[words] = " ".join(capfd.readouterr().out.split())
+        assert main(f"show d.csv kernel=a16w16{arguments}".split()) == 0
+        shown[arguments] = " ".join(capfd.readouterr().out.split())
     assert "1 row with times read from old.csv: how they were measured is not known." in shown[""]
     assert "time read from old.csv, which names no run; how it was measured is not known" in shown[" m=1"]
     assert "time of run r7; measured as host interleaved" in shown[" m=2"]
@@ -125,7 +125,7 @@ def test_times_of_a_table_that_names_no_run_have_its_name(folder: Path, capfd: p
 
 @pytest.mark.usefixtures("tables")
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("arguments", "printed"),
     [
         (["output=c.csv"], "inputs: missing; expected tuned tables, as in 'inputs=[a.csv,b.csv]'"),
         (["inputs=odl.csv"], "inputs: no file 'odl.csv'; did you mean 'old.csv'?"),
@@ -150,12 +150,12 @@ def test_times_of_a_table_that_names_no_run_have_its_name(folder: Path, capfd: p
         (["inputs=c.csv.merge.txt", "output=c.csv", "kernel=a16w16"], "'c.csv.merge.txt' is written together with"),
     ],
 )
-def test_a_mistake_is_one_line(words: list[str], said: str, folder: Path, refusal: Callable[..., str]) -> None:
+def test_a_mistake_is_one_line(arguments: list[str], printed: str, folder: Path, refusal: Callable[..., str]) -> None:
     (folder / "bf16_tuned_gemm.csv").write_text("gfx,cu_num,M,N,K,us\n")
     (folder / "c.csv.merge.txt").write_text("gfx,cu_num,M,N,K,us\nsm_90,132,1,2,3,4\n")
     (folder / "bad.csv").write_text("gfx,cu_num,M,N,K,us\nsm_90,132,x,2,3,4\n")
     os.symlink(folder / f"{BLOCKSCALE}_dsv3.csv", folder / "link.csv")
-    assert said in refusal("merge", *words)
+    assert printed in refusal("merge", *arguments)
     assert not (folder / "c.csv").exists()
 
 
@@ -185,11 +185,13 @@ def test_products_do_not_depend_on_which_sidecars_a_row_met(folder: Path) -> Non
 def test_a_format_with_nothing_to_store_says_so(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """A table's rows are of single Ms: a run that times would have chosen over ranges."""
     (folder / "bf16_tuned_gemm.csv").write_text("gfx,cu_num,M,N,K,libtype,us\nsm_90,132,1,2,3,triton,4\n")
-    words = ["inputs=bf16_tuned_gemm.csv", "output=c.csv", "format=[csv,vllm,triton_json]"]
-    assert main(["merge", *words]) == 0
-    said = capfd.readouterr().out
-    assert "merge: vllm: no rows to write: it has no file for products of a16w16\n" in said
-    assert "merge: triton_json: no rows to write: tables hold no selections for ranges of M; these need a run" in said
+    arguments = ["inputs=bf16_tuned_gemm.csv", "output=c.csv", "format=[csv,vllm,triton_json]"]
+    assert main(["merge", *arguments]) == 0
+    printed = capfd.readouterr().out
+    assert "merge: vllm: no rows to write: it has no file for products of a16w16\n" in printed
+    assert (
+        "merge: triton_json: no rows to write: tables hold no selections for ranges of M; these need a run" in printed
+    )
 
 
 def test_a_sidecar_that_cannot_be_read_is_told(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:

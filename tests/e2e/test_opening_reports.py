@@ -25,11 +25,11 @@ class _User:
         self._environment = {name: value for name, value in os.environ.items() if name not in hidden}
         self._environment |= {"PYTHONPATH": str(ROOT), "BROWSER": f"{browser} %s"}
 
-    def opened_by(self, *words: str) -> list[str]:
+    def opened_by(self, *arguments: str) -> list[str]:
         """The pages that a command opened."""
         pages = self.folder / "opened.txt"
         pages.unlink(missing_ok=True)
-        done = self._programs.run(self.folder, self._environment, "gemmpipe", words)
+        done = self._programs.run(self.folder, self._environment, "gemmpipe", arguments)
         assert done.returncode == 0, done.stderr
         return pages.read_text().splitlines() if pages.exists() else []
 

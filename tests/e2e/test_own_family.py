@@ -63,9 +63,9 @@ def test_the_page_shows_every_file_of_its_tree() -> None:
 @pytest.mark.e2e
 @pytest.mark.usefixtures("own_locks")
 def test_its_command_tunes(mine: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    program, *words = shlex.split(COMMAND)
+    program, *arguments = shlex.split(COMMAND)
     assert program == "gemmpipe"
-    assert main(words) == 0
+    assert main(arguments) == 0
     found = _rows(mine.parent / "tuned" / "relu2_tuned_gemm.csv")
     assert [(row["M"], row["N"], row["K"]) for row in found] == [("1", "512", "1024"), ("64", "512", "1024")]
     (run,) = (mine.parent / "outputs" / "runs" / "tune").iterdir()
@@ -87,12 +87,12 @@ def test_a_table_of_it_is_known_by_its_name(mine: Path, capsys: pytest.CaptureFi
     (mine / "kernel" / "wide.yaml").write_text((mine / "kernel" / "relu2.yaml").read_text())
     (mine / "kernel" / "broken.yaml").write_text("family: broken\n")
     (mine / "broken.py").write_text("raise RuntimeError('at import')\n")
-    words = ["--config-dir", str(mine), "merge", "inputs=[mine_relu2_tuned_gemm.csv]", "output=united"]
-    assert main(words) == 0
+    arguments = ["--config-dir", str(mine), "merge", "inputs=[mine_relu2_tuned_gemm.csv]", "output=united"]
+    assert main(arguments) == 0
     assert _rows(Path("united/relu2_tuned_gemm.csv"))[0]["libtype"] == "eager"
-    assert main([*words, "kernel=wide", "output=same"]) == 0, "another option of the same family"
+    assert main([*arguments, "kernel=wide", "output=same"]) == 0, "another option of the same family"
     capsys.readouterr()
-    assert main([*words, "kernel=a16w16"]) == 2
+    assert main([*arguments, "kernel=a16w16"]) == 2
     assert "is by its name a table of relu2; leave kernel= out" in capsys.readouterr().err
 
 
@@ -110,7 +110,7 @@ def test_a_family_in_a_package_and_of_another_name(mine: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("file", "was", "becomes", "said"),
+    ("file", "was", "becomes", "printed"),
     [
         (
             "kernel/relu2.yaml",
@@ -132,7 +132,7 @@ def test_a_family_in_a_package_and_of_another_name(mine: Path) -> None:
     ],
 )
 def test_a_mistake_is_a_line_that_says_where(
-    file: str, was: str, becomes: str, said: str, mine: Path, capsys: pytest.CaptureFixture[str]
+    file: str, was: str, becomes: str, printed: str, mine: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     text = (mine / file).read_text()
     assert was in text
@@ -141,7 +141,7 @@ def test_a_mistake_is_a_line_that_says_where(
     line = capsys.readouterr().err
     lines = {"line": was, "made": "FAMILY = "}
     places = {name: text[: text.find(what)].count("\n") + 1 for name, what in lines.items()}
-    assert line.startswith(f"gemmpipe: {said.format(file=mine / file, **places)}"), line
+    assert line.startswith(f"gemmpipe: {printed.format(file=mine / file, **places)}"), line
     assert line.count("\n") == 1
 
 
@@ -206,10 +206,10 @@ def test_who_cannot_name_its_candidates_is_left_out(
     place, label = _broken(mine, was, becomes), "eager" if was == _OFFERS else "triton"
     solved = label == "triton" or torch.cuda.is_available()
     assert main([*shlex.split(COMMAND)[1:], "profile=all.csv"]) == (0 if solved else 1)
-    said = capsys.readouterr().err
-    assert said.count(f"warning: {label}: left out of 2 problems: {place}: {raised}") == 1
-    assert said.count(place) == (1 if solved else 3), "who has no candidate says why"
-    assert said.count("warning: no valid candidate for relu2 M=") == (0 if solved else 2)
+    printed = capsys.readouterr().err
+    assert printed.count(f"warning: {label}: left out of 2 problems: {place}: {raised}") == 1
+    assert printed.count(place) == (1 if solved else 3), "who has no candidate says why"
+    assert printed.count("warning: no valid candidate for relu2 M=") == (0 if solved else 2)
     profiled = [row for row in _rows(mine.parent / "all.csv") if row["libtype"] == label]
     assert [(row["status"], row["config"]) for row in profiled] == [("launch_error", "{}")] * 2
     if solved:
@@ -231,14 +231,14 @@ def test_what_a_family_raises_in_a_worker_is_told_with_its_line(
 ) -> None:
     place = _broken(mine, f"{name}={was}", f"{name}=lambda *_: 1 // 0,")
     assert main(shlex.split(COMMAND)[1:]) == 1
-    said = f"{place}: ZeroDivisionError: "
+    printed = f"{place}: ZeroDivisionError: "
     warned = [line for line in capsys.readouterr().err.splitlines() if "warning:" in line]
     assert warned, "told at all"
-    assert all(said in line for line in warned)
+    assert all(printed in line for line in warned)
     (run,) = (mine.parent / "outputs" / "runs" / "tune").iterdir()
     failed = [row for row in _rows(run / "trials.csv") if row["status"] == status]
     assert failed
-    assert all(said in row["error"] for row in failed)
+    assert all(printed in row["error"] for row in failed)
 
 
 @pytest.mark.e2e
@@ -251,11 +251,11 @@ def test_what_raises_is_the_same_in_another_process(
     [problem] = InlineShapes(items=[[64, 512, 1024]]).problems(family, no_words, h200.gfx)
     axes = {"BLOCK_SIZE_M": (64,), "BLOCK_SIZE_N": (128, 256), "BLOCK_SIZE_K": (64,), "num_warps": (4, 8)}
     space = Space(axes={**axes, "num_stages": (3,), "GROUP_SIZE_M": (1,)}, when=(), pinned=())
-    words = (family.implementations, h200, space, ())
-    here = list_candidates(problem, family, *words)
+    arguments = (family.implementations, h200, space, ())
+    here = list_candidates(problem, family, *arguments)
     compilers = CompilePool(h200, 1, 60.0, (str(mine),))
     try:
-        there = compilers.submit_task(partial(list_by_family_name, problem, "relu2", *words)).result(timeout=600)
+        there = compilers.submit_task(partial(list_by_family_name, problem, "relu2", *arguments)).result(timeout=600)
     finally:
         compilers.close(kill=True)
     assert there == here
@@ -276,10 +276,11 @@ from gemmpipe.family.problem import make_problem
 from gemmpipe.family.reference import error_ratio
 
 family, device = load_family("relu2"), arch_device("sm_90")
-words = KernelDefaults(dtype=None, out_dtype=None, bias=None)
+defaults = KernelDefaults(dtype=None, out_dtype=None, bias=None)
 kernel, _ = family.implementations
 for m, n, k, dtype in ((16, 64, 64, "float16"), (33, 80, 72, "bfloat16"), (1, 64, 100, "float16")):
-    spec = family.spec(make_problem(family, {"M": m, "N": n, "K": k, "dtype": dtype, "outdtype": dtype}, words, "", ""))
+    key = {"M": m, "N": n, "K": k, "dtype": dtype, "outdtype": dtype}
+    spec = family.spec(make_problem(family, key, defaults, "", ""))
     generator = torch.Generator().manual_seed(3)
     inputs, weights = family.make_inputs(spec, generator), family.make_weights(spec, generator)
     sizes = {"BLOCK_SIZE_M": 16, "BLOCK_SIZE_N": 64, "BLOCK_SIZE_K": 64}
@@ -312,8 +313,8 @@ def test_its_kernel_compiles_without_a_gpu(mine: Path, monkeypatch: pytest.Monke
     monkeypatch.syspath_prepend(str(mine))
     family, device = load_family("relu2"), arch_device(gfx)
     kernel = family.implementations[0]
-    words = KernelDefaults(dtype=None, out_dtype=None, bias=None)
-    spec = family.spec(make_problem(family, {"M": 64, "N": 512, "K": 1024}, words, gfx, "test"))
+    defaults = KernelDefaults(dtype=None, out_dtype=None, bias=None)
+    spec = family.spec(make_problem(family, {"M": 64, "N": 512, "K": 1024}, defaults, gfx, "test"))
     sizes = {"BLOCK_SIZE_M": 64, "BLOCK_SIZE_N": 128, "BLOCK_SIZE_K": 64}
     knobs = kernel.normalise(spec, {**sizes, "num_warps": 4, "num_stages": 2}, device)
     assert kernel.unsupported_reason(spec, knobs, device) is None

@@ -22,9 +22,9 @@ def tuned(tmp_path: Path) -> "subprocess.CompletedProcess[str]":
     """A run in a folder with a blank, into one that ASCII cannot say."""
     folder = tmp_path / "sp ace"
     folder.mkdir()
-    words = [sys.executable, "-m", "gemmpipe", *WORDS, "output=ünï", "format=[csv,aiter]"]
+    arguments = [sys.executable, "-m", "gemmpipe", *WORDS, "output=ünï", "format=[csv,aiter]"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
-    return subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    return subprocess.run(arguments, cwd=folder, env=environment, capture_output=True, text=True, check=False)
 
 
 def test_no_name_ends_a_run_and_what_is_printed_can_be_pasted(
@@ -39,11 +39,11 @@ def test_no_name_ends_a_run_and_what_is_printed_can_be_pasted(
     assert _exported(tuned.stdout) == os.fsencode(folder / "bf16_tuned_gemm.csv")
 
 
-def _exported(said: str, shell: str = "sh") -> bytes:
-    """What the printed line gives the variable in a real shell."""
-    (line,) = [line for line in said.splitlines() if line.startswith("export ")]
-    words = [shell, "-c", f'{line}\nprintf %s "$GEMMPIPE_CONFIG_A16W16"']
-    return subprocess.run(words, capture_output=True, check=True).stdout
+def _exported(printed: str, shell: str = "sh") -> bytes:
+    """The value of the variable after the printed line, in a real shell."""
+    (line,) = [line for line in printed.splitlines() if line.startswith("export ")]
+    arguments = [shell, "-c", f'{line}\nprintf %s "$GEMMPIPE_CONFIG_A16W16"']
+    return subprocess.run(arguments, capture_output=True, check=True).stdout
 
 
 STRANGE = (b"by\xfcte", "ünï".encode(), b"it's $HOME `x` \\ %d", b"li\nne", b"es\x1b[2Jc", b"plain")
@@ -77,14 +77,14 @@ def test_what_is_printed_is_used_by_a_shell_whatever_the_name_and_the_locale(
         os.mkdir(os.path.join(root, name))
     given = {**os.environ, **environment, "PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-c", SAYING], cwd=tmp_path, env=given, capture_output=True, check=True)
-    said = done.stdout.decode().splitlines()
-    assert len(said) == 2 * len(STRANGE)
-    for name, use, resume in zip(sorted(STRANGE), said[::2], said[1::2], strict=True):
+    printed = done.stdout.decode().splitlines()
+    assert len(printed) == 2 * len(STRANGE)
+    for name, use, resume in zip(sorted(STRANGE), printed[::2], printed[1::2], strict=True):
         folder = os.path.join(root, name)
         for shell in filter(shutil.which, ("sh", "bash", "zsh")):
             assert _exported(use, shell) == os.path.join(folder, b"t.csv")
-        words = subprocess.run(["sh", "-c", f"printf '%s\\n' {resume}"], capture_output=True, check=True).stdout
-        assert words == b"gemmpipe\nresume=" + folder + b"\n"
+        arguments = subprocess.run(["sh", "-c", f"printf '%s\\n' {resume}"], capture_output=True, check=True).stdout
+        assert arguments == b"gemmpipe\nresume=" + folder + b"\n"
         if name.isascii() and name.decode().isprintable():
             assert "$(printf" not in use
 
@@ -94,8 +94,8 @@ def test_a_run_in_a_folder_that_no_locale_names_ends_well(name: bytes, tmp_path:
     folder = os.path.join(os.fsencode(tmp_path), name)
     os.mkdir(folder)
     given = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path), **ENCODINGS[0]}
-    words = [sys.executable, "-m", "gemmpipe", *WORDS, "output=out"]
-    done = subprocess.run(words, cwd=folder, env=given, capture_output=True, check=False)
+    arguments = [sys.executable, "-m", "gemmpipe", *WORDS, "output=out"]
+    done = subprocess.run(arguments, cwd=folder, env=given, capture_output=True, check=False)
     assert done.returncode == 0, done.stderr
     table = _exported(done.stdout.decode())
     assert table == os.path.join(folder, b"out/bf16_tuned_gemm.csv")
@@ -103,8 +103,8 @@ def test_a_run_in_a_folder_that_no_locale_names_ends_well(name: bytes, tmp_path:
 
 
 def test_a_path_that_the_variable_would_take_apart_is_told() -> None:
-    said = use_line(load_family("a16w16"), Path("/runs/12:30/bf16_tuned_gemm.csv"))
-    assert said.startswith("GEMMPIPE_CONFIG_A16W16 separates tables by ':'; copy /runs/12:30/bf16_tuned_gemm.csv")
+    printed = use_line(load_family("a16w16"), Path("/runs/12:30/bf16_tuned_gemm.csv"))
+    assert printed.startswith("GEMMPIPE_CONFIG_A16W16 separates tables by ':'; copy /runs/12:30/bf16_tuned_gemm.csv")
 
 
 def test_the_command_that_tunes_stale_rows_again_runs_in_a_shell_from_a_folder_with_quotes(
@@ -122,8 +122,8 @@ def test_the_command_that_tunes_stale_rows_again_runs_in_a_shell_from_a_folder_w
         writer.writerows(rows)
     capsys.readouterr()
     main(["verify", "kernel=a16w16", "device=cpu", f"table='{folder / 't.csv'}'".replace("it's", r"it\'s")])
-    said = capsys.readouterr().out
-    (line,) = [line for line in said.splitlines() if "to tune these again: " in line]
+    printed = capsys.readouterr().out
+    (line,) = [line for line in printed.splitlines() if "to tune these again: " in line]
     typed = f'gemmpipe() {{ "{sys.executable}" -m gemmpipe "$@"; }}\n{line.partition("again: ")[2]}'
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     again = subprocess.run(["bash", "-c", typed], env=environment, capture_output=True, text=True, check=False)

@@ -42,8 +42,8 @@ def started(folder: Path) -> Iterator[list[subprocess.Popen[str]]]:
         process.wait()
 
 
-def _start(started: list[subprocess.Popen[str]], *words: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "gemmpipe", *words]
+def _start(started: list[subprocess.Popen[str]], *arguments: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "gemmpipe", *arguments]
     started.append(
         subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True)
     )
@@ -51,7 +51,7 @@ def _start(started: list[subprocess.Popen[str]], *words: str) -> subprocess.Pope
 
 
 def _rows(folder: Path) -> list[dict[str, object]]:
-    """Of a journal that may be written meanwhile: what follows its last line's end is half a row."""
+    """Rows of a journal that may be written meanwhile: a last line without an end is half a row."""
     whole, _, _ = (folder / "run" / "trials.jsonl").read_text().rpartition("\n")
     return [json.loads(line) for line in whole.splitlines()]
 
@@ -106,8 +106,8 @@ def test_a_run_that_was_stopped_goes_on(
     run = _start(started, *WORDS, FOLDER)
     _wait_for(folder, 60, run)
     run.send_signal(end)
-    said = run.communicate(timeout=600)[0]
-    assert run.returncode == (130 if end == signal.SIGINT else -signal.SIGKILL), said
+    printed = run.communicate(timeout=600)[0]
+    assert run.returncode == (130 if end == signal.SIGINT else -signal.SIGKILL), printed
     assert main(["resume=run", f"--config-dir={MODELLED}"]) == 0
     _whole(folder)
 

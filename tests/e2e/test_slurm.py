@@ -35,9 +35,9 @@ def cluster() -> Iterator[SlurmCluster]:
 
 @pytest.fixture
 def site(
-    folder: Path, cluster: SlurmCluster, faulty_words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+    folder: Path, cluster: SlurmCluster, faulty_arguments: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Site]:
-    monkeypatch.syspath_prepend(faulty_words[0].removeprefix("--config-dir="))
+    monkeypatch.syspath_prepend(faulty_arguments[0].removeprefix("--config-dir="))
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path for path in sys.path if path))
     slurm = (
         "hydra/launcher=submitit_slurm",
@@ -45,8 +45,8 @@ def site(
         f"hydra.launcher.cpus_per_task={os.cpu_count() or 1}",  # a job a node
         f'hydra.launcher.setup=["export TMPDIR={cluster.folder}/$SLURMD_NODENAME"]',
     )
-    words = (*faulty_words, "executor.timeout_s=5", "-m", *slurm)
-    here = Site(folder=folder, words=words, family=load_family("faulty"), environment=cluster.environment)
+    arguments = (*faulty_arguments, "executor.timeout_s=5", "-m", *slurm)
+    here = Site(folder=folder, arguments=arguments, family=load_family("faulty"), environment=cluster.environment)
     yield here
     here.close()
 
@@ -60,7 +60,7 @@ def _journals(site: Site) -> list[Path]:
 
 
 def _rows(journal: Path, kind: str = "") -> list[Row]:
-    there = Site(folder=journal.parent, words=(), family=load_family("faulty"))
+    there = Site(folder=journal.parent, arguments=(), family=load_family("faulty"))
     there.journal = lambda: journal  # type: ignore[method-assign]
     return there.rows(kind)
 
@@ -97,8 +97,8 @@ def test_jobs_on_two_nodes_lose_no_row_and_one_is_cancelled_and_goes_on(site: Si
     done = [row for row in before if row["row"] == "done"]
     assert len(done) < len(FIRST), "it was stopped in the middle"
     table_is_right(site, [*FIRST[: len(done)], *SECOND])
-    said = (first.parents[1] / ".submitit" / job / f"{job}_0_log.err").read_text()
-    assert "Traceback" not in said
+    printed = (first.parents[1] / ".submitit" / job / f"{job}_0_log.err").read_text()
+    assert "Traceback" not in printed
     again = cluster.ask("srun", sys.executable, "-m", "gemmpipe", f"resume={first.parent}")
     assert "resuming: " in again
     nothing_is_lost(before, _rows(first))
@@ -131,9 +131,9 @@ def test_a_warning_before_the_limit_of_time_ends_a_job_in_time(site: Site, clust
     cluster.ask("scancel", "--signal=USR2", job)
     code, out, error = started.end()
     assert (code, f"job {job}: exit code 130" in out) == (130, True), error
-    said = (_journals(site)[0].parents[1] / ".submitit" / job / f"{job}_0_log.err").read_text()
-    assert "hydra.launcher.max_num_timeout=" in said
-    assert "internal error" not in said
+    printed = (_journals(site)[0].parents[1] / ".submitit" / job / f"{job}_0_log.err").read_text()
+    assert "hydra.launcher.max_num_timeout=" in printed
+    assert "internal error" not in printed
     done = [len(_rows(journal, "done")) for journal in _journals(site)]
     assert done[0] < len(FIRST) and done[1] == len(SECOND)
     table_is_right(site, [*FIRST[: done[0]], *SECOND])

@@ -1,4 +1,4 @@
-"""What a command loads before it works: commands that time nothing run without torch, and each names what it runs."""
+"""Modules that a command loads before it works: those that time nothing run without torch; each names its run."""
 
 import csv
 import json
@@ -30,8 +30,8 @@ HEADER = "gfx,cu_num,M,N,K,bias,dtype,outdtype,scaleAB,bpreshuffle,libtype,us\n"
 def loaded_by(folder: Path, *lines: tuple[str, ...], environment: Mapping[str, str] | None = None) -> list[set[str]]:
     """Which of torch, triton and pandas one process has loaded after each of its command lines; all must succeed."""
     variables = {"PATH": "/usr/bin:/bin", "HOME": str(folder), **(environment or {})}
-    words = [sys.executable, "-c", COUNTING, json.dumps(lines)]
-    done = subprocess.run(words, cwd=folder, env=variables, capture_output=True, text=True, timeout=600)
+    arguments = [sys.executable, "-c", COUNTING, json.dumps(lines)]
+    done = subprocess.run(arguments, cwd=folder, env=variables, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     return [set(line.split()) for line in done.stderr.splitlines()[-len(lines) :]]
 

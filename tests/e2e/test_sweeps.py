@@ -23,9 +23,9 @@ BRIEF = "stages.bench.timer.budget_ms=100"
 
 
 @pytest.fixture
-def site(folder: Path, faulty_words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
-    monkeypatch.syspath_prepend(faulty_words[0].removeprefix("--config-dir="))
-    here = Site(folder=folder, words=(*faulty_words, "space.PACE_MS=[0]"), family=load_family("faulty"))
+def site(folder: Path, faulty_arguments: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+    monkeypatch.syspath_prepend(faulty_arguments[0].removeprefix("--config-dir="))
+    here = Site(folder=folder, arguments=(*faulty_arguments, "space.PACE_MS=[0]"), family=load_family("faulty"))
     yield here
     here.close()
 
@@ -50,13 +50,13 @@ def test_jobs_beside_each_other_lose_no_row(site: Site, launcher: str) -> None:
 
 @pytest.mark.parametrize("launcher", ["", "joblib"])
 def test_the_worst_exit_code_is_returned_wherever_the_jobs_ran(site: Site, launcher: str) -> None:
-    words = [_launcher(launcher)] if launcher else []
+    arguments = [_launcher(launcher)] if launcher else []
     only_wrong_at_8 = ("space.KIND=[wrong_at_8]", "backend=[faulty]", "shapes.items=[[8,32,64]],[[1,32,64]]")
     if launcher:
-        code, _, error = site.start("-m", *words, *only_wrong_at_8).end()
+        code, _, error = site.start("-m", *arguments, *only_wrong_at_8).end()
         assert code == 1, error
     else:
-        assert main([*site.words, "-m", *only_wrong_at_8]) == 1
+        assert main([*site.arguments, "-m", *only_wrong_at_8]) == 1
     table_is_right(site, (1,))
 
 
@@ -90,9 +90,9 @@ def test_a_job_that_is_killed_takes_neither_the_sweep_nor_the_others_along(site:
     code, out, error = started.end()
     assert code == 3, error
     assert "exit code 0; " in out
-    [said] = [line for line in error.splitlines() if line.startswith("job ")]
-    assert "ended without a result" in said
-    assert f"resume with: gemmpipe resume={run}" in said
+    [printed] = [line for line in error.splitlines() if line.startswith("job ")]
+    assert "ended without a result" in printed
+    assert f"resume with: gemmpipe resume={run}" in printed
     other = (5, 6, 7, 8) if run.name.startswith("0_") else (1, 2, 3, 4)
     table_is_right(site, other)
     assert main([f"resume={run}"]) == 0
@@ -116,13 +116,13 @@ def test_a_sweep_that_is_stopped_says_how_the_rest_is_done(site: Site, capfd: py
     assert main(["resume=last"]) == 0
     table_is_right(site, range(1, 5))
     capfd.readouterr()
-    assert main([*site.words, *line]) == 0
+    assert main([*site.arguments, *line]) == 0
     assert "4 already tuned" in capfd.readouterr().out
     table_is_right(site, range(1, 9))
 
 
 def _holds(pid: int, path: Path) -> bool:
-    """Whether a process has a file open."""
+    """True if a process has a file open."""
     try:
         return any(Path(f"/proc/{pid}/fd/{number}").resolve() == path for number in os.listdir(f"/proc/{pid}/fd"))
     except OSError:

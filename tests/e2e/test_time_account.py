@@ -50,7 +50,7 @@ def _add_up(resources: dict[str, dict[str, object]]) -> None:
 
 @pytest.mark.e2e
 @pytest.mark.parametrize(
-    ("words", "purposes"),
+    ("arguments", "purposes"),
     [
         (("space.PACE_MS=[0,20]",), {"start", "load", "first_launch", "screening", "checks", "finals", "operands"}),
         (("space.PACE_MS=[0]", "space.KIND=[right,kill]"), {"start", "lost", "finals"}),
@@ -58,9 +58,9 @@ def _add_up(resources: dict[str, dict[str, object]]) -> None:
     ids=["well", "with a worker that dies"],
 )
 def test_busy_and_idle_are_the_wall_time(
-    folder: Path, faulty_words: tuple[str, ...], words: tuple[str, ...], purposes: set[str]
+    folder: Path, faulty_arguments: tuple[str, ...], arguments: tuple[str, ...], purposes: set[str]
 ) -> None:
-    assert main([*faulty_words, *words]) == 0
+    assert main([*faulty_arguments, *arguments]) == 0
     resources = _resources(folder)
     _add_up(resources)
     assert purposes <= set(resources["cpu"]["busy_s"])  # type: ignore[call-overload]
@@ -71,8 +71,8 @@ def test_busy_and_idle_are_the_wall_time(
 
 
 @pytest.mark.e2e
-def test_a_comparison_accounts_for_its_time_too(folder: Path, faulty_words: tuple[str, ...]) -> None:
-    assert main(["compare", *faulty_words, "space.PACE_MS=[5]"]) == 0
+def test_a_comparison_accounts_for_its_time_too(folder: Path, faulty_arguments: tuple[str, ...]) -> None:
+    assert main(["compare", *faulty_arguments, "space.PACE_MS=[5]"]) == 0
     resources = _resources(folder)
     _add_up(resources)
     assert {"start", "lineup", "bench", "compare", "write"} <= set(resources["driver"]["busy_s"])  # type: ignore[call-overload]

@@ -22,12 +22,12 @@ pytestmark = pytest.mark.usefixtures("own_locks")
 
 
 @pytest.fixture
-def run(folder: Path, capfd: pytest.CaptureFixture[str], faulty_words: tuple[str, ...]) -> Run:
-    """Types words after those of the faulty family; the exit code, stdout and stderr."""
+def run(folder: Path, capfd: pytest.CaptureFixture[str], faulty_arguments: tuple[str, ...]) -> Run:
+    """Types arguments after those of the faulty family; the exit code, stdout and stderr."""
 
-    def typed(*words: str, first: str = "") -> tuple[int, str, str]:
+    def typed(*arguments: str, first: str = "") -> tuple[int, str, str]:
         capfd.readouterr()
-        code = main([*([first] if first else []), *faulty_words, *words])
+        code = main([*([first] if first else []), *faulty_arguments, *arguments])
         out, error = capfd.readouterr()
         return code, out, error
 
@@ -78,8 +78,8 @@ def test_a_run_from_end_to_end(run: Run) -> None:
 def test_one_problem_is_told_as_one(run: Run) -> None:
     code, out, _ = run("shapes.items=[{M: 8, N: 32, K: 64}]", "space.KIND=[unfit]", "backend=[triton]")
     assert code == 1
-    for said in ("capture: 1 problem of 1 product\n", "screen: 1 problem, ", "bench: 1 problem, no finalist\n"):
-        assert said in out
+    for printed in ("capture: 1 problem of 1 product\n", "screen: 1 problem, ", "bench: 1 problem, no finalist\n"):
+        assert printed in out
     assert "export" not in out, "there is no table"
 
 
@@ -164,8 +164,8 @@ def test_reuse_decides_again_under_other_rules(run: Run) -> None:
         "torch": ["stages.select.prefer.torch=0.001"],
         "faulty": ["+stages.select.prefer.faulty=0.001", "~stages.select.prefer.torch"],
     }
-    for preferred, words in preferring.items():
-        code, _, error = run(*again, *words, f"output={preferred}")
+    for preferred, arguments in preferring.items():
+        code, _, error = run(*again, *arguments, f"output={preferred}")
         assert (code, error) == (0, "")
         assert {row["libtype"] for row in _table(f"{preferred}/faulty_tuned_gemm.csv")} == {preferred}
     # The same rules decide the same.
@@ -244,7 +244,7 @@ def test_siblings_stay_together_in_batches() -> None:
 
 
 @pytest.mark.parametrize(
-    ("word", "said"),
+    ("word", "printed"),
     [
         ("space.BLOCK_SIZE_M=foo", "space.BLOCK_SIZE_M: 'foo', expected a power of two"),
         ("space.BLOCK_SIZE_N=[72]", "space.BLOCK_SIZE_N: 72, expected a power of two or a multiple of 16"),
@@ -261,6 +261,6 @@ def test_siblings_stay_together_in_batches() -> None:
     ],
 )
 def test_what_no_candidate_can_have_is_told_before_anything_runs(
-    word: str, said: str, folder: Path, refusal: Callable[..., str]
+    word: str, printed: str, folder: Path, refusal: Callable[..., str]
 ) -> None:
-    assert said in refusal("kernel=a16w16", "shapes=list", "shapes.items=[[8,64,64]]", "device=cpu", word)
+    assert printed in refusal("kernel=a16w16", "shapes=list", "shapes.items=[[8,64,64]]", "device=cpu", word)

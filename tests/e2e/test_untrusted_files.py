@@ -1,4 +1,4 @@
-"""Files from strangers: what was tried to make one run code, write elsewhere, take over a terminal or never end."""
+"""Untrusted files: attempts to run code, write elsewhere, take over a terminal or never end."""
 
 import json
 import os
@@ -31,7 +31,7 @@ CALLBACK = "# @package hydra.callbacks\nx:\n  _target_: builtins.open\n  file: {
 
 @pytest.fixture
 def mark(folder: Path) -> Path:
-    """What a stranger's code would make."""
+    """The file that injected code would write."""
     return folder / "code-was-run"
 
 
@@ -54,7 +54,7 @@ def test_a_recipe_cannot_bring_an_option_of_its_own(
 
 @pytest.mark.timeout(120)  # some of them would take for ever
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "printed"),
     [
         ("resume: evil", "resume: resumes a run with the overrides in its folder"),
         ("reuse: evil", "reuse: reads another run"),
@@ -91,10 +91,10 @@ def test_a_recipe_cannot_bring_an_option_of_its_own(
     ids=lambda text: text[:40],
 )
 def test_a_recipe_cannot_write_elsewhere_connect_or_never_end(
-    text: str, said: str, folder: Path, refusal: Refusal, plans: list[Plan]
+    text: str, printed: str, folder: Path, refusal: Refusal, plans: list[Plan]
 ) -> None:
     (folder / "away").symlink_to("/tmp")
-    assert said in refusal(_recipe(folder, text))
+    assert printed in refusal(_recipe(folder, text))
     assert plans == []
 
 
@@ -233,8 +233,8 @@ def test_the_words_of_a_stranger_s_run_are_read_or_refused_in_a_line(
 ) -> None:
     run = _run_of_a_stranger(folder, ["kernel=a16w16"])
     spoil(run / ".hydra" / name)
-    said = refusal(f"resume={run}")
-    assert "its .hydra folder does not have the run's command line" in said or "nested more than 32 deep" in said
+    printed = refusal(f"resume={run}")
+    assert "its .hydra folder does not have the run's command line" in printed or "nested more than 32 deep" in printed
 
 
 @given(raw=st.binary(max_size=80), name=st.sampled_from(["overrides.yaml", "hydra.yaml"]))
@@ -276,15 +276,15 @@ ODD_CHOICES = {
 def test_what_can_name_no_option_is_refused_before_anything_is_composed(
     key: str, value: str, folder: Path, refusal: Refusal, plans: list[Plan]
 ) -> None:
-    said = f"{key.split('@')[0]}: "
-    for words in ((f"{key}={value}",), (f"+{key}={value}",), ("-m", f"{key}={value},cpu")):
-        line = refusal(*words)
-        assert line.startswith(said)
+    printed = f"{key.split('@')[0]}: "
+    for arguments in ((f"{key}={value}",), (f"+{key}={value}",), ("-m", f"{key}={value},cpu")):
+        line = refusal(*arguments)
+        assert line.startswith(printed)
         assert "expected the name of an option, or a list of names; known: " in line
     recipe = _recipe(folder, f"{key}: {value}")
-    assert refusal(recipe).startswith(f"{recipe}: {said}")
+    assert refusal(recipe).startswith(f"{recipe}: {printed}")
     recipe = _recipe(folder, f"sweep: {{'{key}': [{value}]}}")
-    assert refusal(recipe).startswith(f"{recipe}: {said}")
+    assert refusal(recipe).startswith(f"{recipe}: {printed}")
     assert plans == []
 
 
@@ -298,15 +298,15 @@ def test_hydras_own_options_are_named_too(key: str, refusal: Refusal) -> None:
 def test_thousands_of_brackets_are_refused_before_they_are_parsed(
     text: str, folder: Path, refusal: Refusal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def parsed(*words: object, **named: object) -> object:
+    def parsed(*arguments: object, **named: object) -> object:
         raise AssertionError("parsed")
 
     monkeypatch.setattr("gemmpipe.cli.overrides.OverridesParser.create", parsed)
-    said = refusal(_recipe(folder, f"batch: {text}"))
+    printed = refusal(_recipe(folder, f"batch: {text}"))
     if text.startswith("'"):  # text for YAML, and a word of the command line then
-        assert said.endswith("r.yaml: batch: nested more than 32 deep; expected key=value")
+        assert printed.endswith("r.yaml: batch: nested more than 32 deep; expected key=value")
     else:
-        assert said.endswith("r.yaml: line 2: nested more than 32 deep; expected a recipe")
+        assert printed.endswith("r.yaml: line 2: nested more than 32 deep; expected a recipe")
     for key in ("batch", "kernel", "shapes.items"):
         assert refusal(f"{key}={text}") == f"{key}: nested more than 32 deep; expected key=value"
 
@@ -342,7 +342,7 @@ def test_knobs_of_a_stranger_are_compiled_only_where_they_fit(
 
 
 @pytest.mark.parametrize(
-    ("cells", "said"),
+    ("cells", "printed"),
     [
         ('sm_90,132,1,2,3,torch,5,x,"{""a"":NaN}"', "expected the knobs as a JSON object"),
         ('sm_90,132,1,2,3,torch,5,x,"{""a"":{""b"":1}}"', "expected the knobs as a JSON object"),
@@ -353,9 +353,9 @@ def test_knobs_of_a_stranger_are_compiled_only_where_they_fit(
         ('sm_90,132,1,2,3,torch,5,"x\ny",{}', "a quote that is not closed in its line"),
     ],
 )
-def test_cells_of_a_stranger(cells: str, said: str, folder: Path, refusal: Refusal) -> None:
+def test_cells_of_a_stranger(cells: str, printed: str, folder: Path, refusal: Refusal) -> None:
     (folder / "bf16_tuned_gemm.csv").write_text(f"{TABLE}{cells}\n")
-    assert said in refusal("merge", "inputs=bf16_tuned_gemm.csv", "output=c.csv")
+    assert printed in refusal("merge", "inputs=bf16_tuned_gemm.csv", "output=c.csv")
     assert not (folder / "c.csv").exists()
 
 
@@ -424,9 +424,9 @@ _PIPES = {
 
 @pytest.mark.parametrize("reader", _PIPES)
 def test_a_pipe_is_refused_by_every_reader_before_it_is_opened(reader: str, folder: Path, refusal: Refusal) -> None:
-    name, words = _PIPES[reader]
+    name, arguments = _PIPES[reader]
     os.mkfifo(folder / name)
-    assert "not a regular file" in refusal(*(word.format(name) for word in words))
+    assert "not a regular file" in refusal(*(word.format(name) for word in arguments))
 
 
 @pytest.mark.parametrize("name", ["trials.jsonl", ".hydra/overrides.yaml", ".hydra/hydra.yaml"])
@@ -447,7 +447,7 @@ def test_a_pipe_among_the_tables_of_an_engine_costs_a_line(
 
 
 @pytest.mark.parametrize(
-    ("column", "cell", "said"),
+    ("column", "cell", "printed"),
     [
         ("us", "5%", "expected a number"),
         ("us", "1_0.5", "expected a number"),
@@ -467,16 +467,16 @@ def test_a_pipe_among_the_tables_of_an_engine_costs_a_line(
     ],
 )
 def test_a_cell_is_what_its_column_holds_or_the_row_is_named(
-    column: str, cell: str, said: str, folder: Path, refusal: Refusal
+    column: str, cell: str, printed: str, folder: Path, refusal: Refusal
 ) -> None:
     header = "gfx,cu_num,M,N,K,libtype,us,kernelName,err_ratio,tflops,bw,splitK,solidx,policy"
     cells = ("sm_90", "132", "1", "2", "3", "torch", "5", "x", "0", "0", "0", "1", "0", "p")
     row = dict(zip(header.split(","), cells, strict=True)) | {column: cell}
     (folder / "bf16_tuned_gemm.csv").write_text(f"{header}\n{','.join(row.values())}\n")
     asked = ("merge", "inputs=bf16_tuned_gemm.csv", "output=c.csv")
-    if said:
+    if printed:
         assert f"bf16_tuned_gemm.csv:2: column {column}: " in (line := refusal(*asked))
-        assert said in line
+        assert printed in line
     else:
         assert main(list(asked)) == 0
 

@@ -22,11 +22,11 @@ SLOW_US = 1e6
 HEADER = "gfx,cu_num,M,N,K,libtype,us,kernelName,config,policy,device\n"
 
 
-def _row(m: int, config: dict[str, object] | None, gfx: str | None = None, **said: object) -> str:
+def _row(m: int, config: dict[str, object] | None, gfx: str | None = None, **cells: object) -> str:
     here = cpu_device()
     text = "" if config is None else json.dumps(config).replace('"', '""')
     row: dict[str, object] = {"libtype": "faulty", "us": SLOW_US, "kernelName": "faulty", "policy": "host interleaved"}
-    row |= {"device": here.name} | said
+    row |= {"device": here.name} | cells
     place = f"{gfx or here.gfx},{here.cu_num if gfx is None else 132}"
     said_device = f'"{row["device"]}"'
     return (
@@ -42,14 +42,14 @@ Verify = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
-def verify(folder: Path, capfd: pytest.CaptureFixture[str], faulty_words: tuple[str, ...]) -> Verify:
+def verify(folder: Path, capfd: pytest.CaptureFixture[str], faulty_arguments: tuple[str, ...]) -> Verify:
     """Verifies a table of these rows; the exit code, stdout and stderr."""
 
-    def typed(*rows: str, words: tuple[str, ...] = ()) -> tuple[int, str, str]:
+    def typed(*rows: str, options: tuple[str, ...] = ()) -> tuple[int, str, str]:
         Path("t.csv").write_text(HEADER + "".join(rows))
         capfd.readouterr()
-        own = [word for word in faulty_words if not word.startswith("shapes")]
-        code = main(["verify", "table=t.csv", *own, *words])
+        own = [argument for argument in faulty_arguments if not argument.startswith("shapes")]
+        code = main(["verify", "table=t.csv", *own, *options])
         out, error = capfd.readouterr()
         return code, out, error
 
@@ -68,7 +68,7 @@ def test_rows_that_hold(verify: Verify) -> None:
         _row(8, {"method": "mm"}, libtype="torch"),
         _row(12, None, libtype="torch"),
         _row(16, _right()),
-        words=("stages.verify_report.max_behind_pct=1000",),
+        options=("stages.verify_report.max_behind_pct=1000",),
     )
     assert (code, error) == (0, "")
     assert "verify: 3 of 3 rows hold; time over the recorded one: 0.0" in out
@@ -78,7 +78,7 @@ def test_rows_that_hold(verify: Verify) -> None:
 
 
 def test_every_way_of_not_holding_is_told_and_decides_the_exit_code(
-    verify: Verify, faulty_words: tuple[str, ...]
+    verify: Verify, faulty_arguments: tuple[str, ...]
 ) -> None:
     rows = {
         1: (_row(1, _right(), us=0.01), r"slower: \S+ [mu]?s, 10.0 ns recorded \(\+\d+ %, 10 allowed\)"),
@@ -116,11 +116,11 @@ def test_every_way_of_not_holding_is_told_and_decides_the_exit_code(
     again = pd.read_csv(folder / "stale.csv")
     assert set(again["M"]) == set(rows) - held
     (line,) = [line for line in later.splitlines() if "to tune these again: " in line]
-    words = shlex.split(line.partition("again: ")[2])
-    assert words[:3] == ["gemmpipe", faulty_words[0], "kernel=faulty"]
-    assert f"shapes.path={folder.resolve() / 'stale.csv'}" in words
-    assert {"device=cpu", "retune=true"} < set(words)
-    (output,) = [word.partition("=")[2] for word in words if word.startswith("output=")]
+    options = shlex.split(line.partition("again: ")[2])
+    assert options[:3] == ["gemmpipe", faulty_arguments[0], "kernel=faulty"]
+    assert f"shapes.path={folder.resolve() / 'stale.csv'}" in options
+    assert {"device=cpu", "retune=true"} < set(options)
+    (output,) = [argument.partition("=")[2] for argument in options if argument.startswith("output=")]
     assert Path(output).is_file(), "the table that was verified"
 
 
@@ -128,21 +128,21 @@ def test_what_is_printed_tunes_stale_rows_again_as_they_were(verify: Verify, cap
     """The user's own family, backends and space are not among those that a bare command line finds."""
     own = ("space.KIND=[right]", "space.PACE_MS=[0]")
     lenient = [f"stages.verify_report.{key}_pct=1e6" for key in ("max_drift", "max_behind")]
-    code, out, _ = verify(_row(8, _right(), us=0.01), words=own)
+    code, out, _ = verify(_row(8, _right(), us=0.01), options=own)
     assert code == 1
-    words = shlex.split(out.partition("to tune these again: ")[2].splitlines()[0])
-    assert {*own, "backend=[faulty,torch]", "executor.timeout_s=1"} < set(words)
-    assert [word for word in words if word.startswith("device")] == ["device=cpu"]
-    assert main(words[1:]) == 0
+    options = shlex.split(out.partition("to tune these again: ")[2].splitlines()[0])
+    assert {*own, "backend=[faulty,torch]", "executor.timeout_s=1"} < set(options)
+    assert [argument for argument in options if argument.startswith("device")] == ["device=cpu"]
+    assert main(options[1:]) == 0
     assert "1 of 1 problem tuned" in capfd.readouterr().out
-    assert main(["verify", "table=t.csv", *words[1:3], "device=cpu", *lenient]) == 0
+    assert main(["verify", "table=t.csv", *options[1:3], "device=cpu", *lenient]) == 0
 
 
 def test_times_that_mean_something_else_are_not_compared(verify: Verify) -> None:
-    words = ("stages.verify_report.max_behind_pct=100000",)
+    options = ("stages.verify_report.max_behind_pct=100000",)
     other = [_row(1, _right(), us=0.01, policy="graph"), _row(2, _right(), us=0.01, policy="cold graph")]
     beside = _row(3, _right(), us=0.01, policy="host interleaved shared_cpu")
-    code, out, _ = verify(*other, beside, _row(4, _right()), words=words)
+    code, out, _ = verify(*other, beside, _row(4, _right()), options=options)
     assert code == 0
     assert "verify: 1 of 4 rows holds; 3 correct, but not compared with the recorded time; " in out
     found = _verified()
@@ -154,9 +154,9 @@ def test_times_that_mean_something_else_are_not_compared(verify: Verify) -> None
 
 def test_rows_of_other_models_are_counted_and_those_of_this_one_verified(verify: Verify) -> None:
     """Models with equal gfx and cu_num, as an H100 and an H200; rows that name none are tried."""
-    words = ("stages.verify_report.max_behind_pct=100000",)
+    options = ("stages.verify_report.max_behind_pct=100000",)
     rows = [_row(m, _right(), device=name) for m, name in ((2, "another CPU"), (3, "one more"), (4, ""))]
-    code, out, _ = verify(_row(1, _right()), *rows, words=words)
+    code, out, _ = verify(_row(1, _right()), *rows, options=options)
     assert code == 0
     assert (
         f"; 2 for other devices: this machine is {cpu_device().gfx}/{cpu_device().cu_num} ({cpu_device().name})" in out
@@ -165,8 +165,8 @@ def test_rows_of_other_models_are_counted_and_those_of_this_one_verified(verify:
 
 
 def test_a_table_of_another_model_alone_is_verified_without_its_times(verify: Verify) -> None:
-    words = ("stages.verify_report.max_behind_pct=100000",)
-    code, out, _ = verify(_row(2, _right(), us=0.01, device="another CPU"), words=words)
+    options = ("stages.verify_report.max_behind_pct=100000",)
+    code, out, _ = verify(_row(2, _right(), us=0.01, device="another CPU"), options=options)
     assert code == 0
     assert "verify: 0 of 1 row holds; 1 correct, but not compared with the recorded time" in out
     assert "its device is another CPU" in str(_verified()[2]["reason"])
@@ -177,7 +177,7 @@ def test_libraries_of_rows_join_by_themselves_and_those_not_here_are_no_fault(ve
     packed = {"method": "float32_packed"}
     rows = [_row(1, packed, libtype="onednn"), _row(2, packed, libtype="onednn", us=0.01)]
     rows += [_row(m, None, libtype=label) for m, label in ((3, "asm"), (4, "hipblaslt"), (5, "flydsl"), (6, "asm"))]
-    code, out, _ = verify(*rows, words=("backend=[faulty]",))
+    code, out, _ = verify(*rows, options=("backend=[faulty]",))
     found = _verified()
     missing = {m: str(row["reason"]) for m, row in found.items() if row["verdict"] == "cannot run here"}
     assert missing == {
@@ -191,8 +191,8 @@ def test_libraries_of_rows_join_by_themselves_and_those_not_here_are_no_fault(ve
     assert found[1]["verdict"] == "holds"
     assert str(found[2]["reason"]).startswith("slower: ")
     assert code == 1, "the slower one"
-    words = shlex.split(out.partition("to tune these again: ")[2].splitlines()[0])
-    assert "backend=[faulty,onednn]" in words
+    options = shlex.split(out.partition("to tune these again: ")[2].splitlines()[0])
+    assert "backend=[faulty,onednn]" in options
 
 
 def test_a_table_of_libraries_that_are_not_here_is_the_machines_fault(verify: Verify) -> None:
@@ -214,7 +214,7 @@ def test_rows_of_other_devices_are_counted_and_a_table_without_ours_is_the_machi
 def test_a_verification_in_batches_and_resumed_says_the_same(verify: Verify, capfd: pytest.CaptureFixture[str]) -> None:
     rows = [_row(m, {"method": "mm"}, libtype="torch") for m in (1, 2)] + [_row(3, {"KIND": "spoil_nan", "PACE_MS": 0})]
     patient = ("stages.verify_report.max_drift_pct=1e6", "stages.verify_report.max_behind_pct=1e6")  # on a busy machine
-    assert verify(*rows, words=("batch=1", *patient))[0] == 1
+    assert verify(*rows, options=("batch=1", *patient))[0] == 1
     before = {m: row["verdict"] for m, row in _verified().items()}
     assert before == {1: "holds", 2: "holds", 3: "stale"}
     assert main(["resume=last"]) == 1
@@ -223,7 +223,7 @@ def test_a_verification_in_batches_and_resumed_says_the_same(verify: Verify, cap
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("options", "printed"),
     [
         (["verify"], "table: missing; expected tuned tables, as in table=outputs/tuned/NAME.csv"),
         (["verify", "inputs=[t.csv]", "kernel=a16w16"], "inputs: cannot be combined with table=, which this pipel"),
@@ -250,11 +250,11 @@ def test_a_verification_in_batches_and_resumed_says_the_same(verify: Verify, cap
         (["tune", "target=sm_90"], "target: no stage of the pipeline 'tune' reads it; merge, verify or prebuild do"),
     ],
 )
-def test_a_mistake_is_one_line(words: list[str], said: str, folder: Path, refusal: Callable[..., str]) -> None:
+def test_a_mistake_is_one_line(options: list[str], printed: str, folder: Path, refusal: Callable[..., str]) -> None:
     columns = "gfx,cu_num,M,N,K,bias,dtype,outdtype,scaleAB,bpreshuffle,libtype,us,config\n"
     (folder / "t.csv").write_text(columns + "sm_90,132,1,2,3,False,bfloat16,bfloat16,False,False,torch,4,{}\n")
     (folder / "bare.csv").write_text(columns)
-    assert said in refusal(*words, "device=cpu")
+    assert printed in refusal(*options, "device=cpu")
 
 
 def test_kernels_are_compiled_once_without_a_gpu_and_found_ever_after(folder: Path, forked_programs: Forking) -> None:
@@ -265,10 +265,10 @@ def test_kernels_are_compiled_once_without_a_gpu_and_found_ever_after(folder: Pa
     rows += ["sm_90,132,64,256,256,triton,5,product@0badcafe," + f'"{config}"\n', "sm_90,132,8,8,8,torch,5,torch,{}\n"]
     Path("bf16_tuned_gemm.csv").write_text("gfx,cu_num,M,N,K,libtype,us,kernelName,config\n" + "".join(rows))
 
-    def prebuild(*words: str, cache: str = "cache") -> tuple[int, str]:
+    def prebuild(*options: str, cache: str = "cache") -> tuple[int, str]:
         environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
         environment |= {"TRITON_CACHE_DIR": str(folder / cache), "PYTHONPATH": str(CHECKOUT)}
-        arguments = ("prebuild", "table=bf16_tuned_gemm.csv", *words)
+        arguments = ("prebuild", "table=bf16_tuned_gemm.csv", *options)
         done = forked_programs.run(folder, environment, "gemmpipe", arguments)
         return done.returncode, done.stdout + done.stderr
 
@@ -286,18 +286,18 @@ def test_kernels_are_compiled_once_without_a_gpu_and_found_ever_after(folder: Pa
     (folder / "file").touch()
     code, out = prebuild(cache="file")
     assert code == 3
-    said = f"cannot compile into Triton's cache {folder / 'file'}: Not a directory; TRITON_CACHE_DIR names another"
-    assert out.splitlines()[-1] == f"gemmpipe: {said}"
+    printed = f"cannot compile into Triton's cache {folder / 'file'}: Not a directory; TRITON_CACHE_DIR names another"
+    assert out.splitlines()[-1] == f"gemmpipe: {printed}"
     assert out.count("Not a directory") == 1
 
 
 def test_what_cannot_be_compiled_is_told(
-    folder: Path, capfd: pytest.CaptureFixture[str], faulty_words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+    folder: Path, capfd: pytest.CaptureFixture[str], faulty_arguments: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kinds = ["compile_error", "compile_crash", "compile_hang"]
     rows = [_row(m, {"KIND": kind, "PACE_MS": 0}, gfx="sm_90") for m, kind in enumerate(kinds, 1)]
     (folder / "t.csv").write_text(HEADER + "".join(rows))
-    own = [word for word in faulty_words if not word.startswith("shapes")]
+    own = [argument for argument in faulty_arguments if not argument.startswith("shapes")]
     assert main(["prebuild", "table=t.csv", *own, "stages.prebuild.timeout_s=2"]) == 1
     out, error = capfd.readouterr()
     assert "prebuild: sm_90: 3 kernels: 0 compiled in 0.0 s of the compilers' time, 3 failed" in out
@@ -306,15 +306,15 @@ def test_what_cannot_be_compiled_is_told(
 
 
 def test_a_cpu_checks_what_fits_in_its_budget_and_says_what_it_left(
-    verify: Verify, capfd: pytest.CaptureFixture[str], faulty_words: tuple[str, ...]
+    verify: Verify, capfd: pytest.CaptureFixture[str], faulty_arguments: tuple[str, ...]
 ) -> None:
     rows = [_row(m, _right()) for m in (16, 4, 8)]
-    code, out, _ = verify(*rows, words=("cpu_budget_s=0.001",))
+    code, out, _ = verify(*rows, options=("cpu_budget_s=0.001",))
     assert code == 0
     assert "1 of 3 problems timed in cpu_budget_s=0.001" in out
     assert "left: 2 with M 8 to 16. gemmpipe resume=last goes on" in " ".join(out.split())
     assert "verify: 1 of 1 row holds" in out
     assert list(_verified()) == [4]
-    assert main([faulty_words[0], "resume=last", "cpu_budget_s=null"]) == 0
+    assert main([faulty_arguments[0], "resume=last", "cpu_budget_s=null"]) == 0
     assert "verify: 3 of 3 rows hold" in capfd.readouterr().out
     assert sorted(_verified()) == [4, 8, 16]

@@ -31,8 +31,8 @@ Verify = Callable[..., tuple[int, str, dict[int, dict[str, object]]]]
 def _row(family: str, m: int, libtype: str, knobs: dict[str, object], **key: object) -> dict[str, object]:
     here = cpu_device()
     place = {"gfx": here.gfx, "cu_num": here.cu_num, "M": m, "N": 256, "K": 512, **key}
-    said = {"libtype": libtype, "us": SLOW_US, "kernelName": libtype, "config": json.dumps(knobs)}
-    return {**place, **said, "policy": "host interleaved", "device": here.name}
+    printed = {"libtype": libtype, "us": SLOW_US, "kernelName": libtype, "config": json.dumps(knobs)}
+    return {**place, **printed, "policy": "host interleaved", "device": here.name}
 
 
 def _plain(m: int, libtype: str, knobs: dict[str, object]) -> dict[str, object]:
@@ -49,10 +49,10 @@ def _scaled(m: int, method: str, order: str | None) -> dict[str, object]:
 def verify(folder: Path, capfd: pytest.CaptureFixture[str]) -> Verify:
     """Verifies a table of these rows; the exit code, what was printed, and `verified` by M."""
 
-    def typed(family: str, *rows: dict[str, object], words: tuple[str, ...] = ()) -> object:
+    def typed(family: str, *rows: dict[str, object], arguments: tuple[str, ...] = ()) -> object:
         Path("t.csv").write_text(render(rows, load_family(family), ()))
         capfd.readouterr()
-        code = main(["verify", "table=t.csv", f"kernel={family}", "device=cpu", *LENIENT, *words])
+        code = main(["verify", "table=t.csv", f"kernel={family}", "device=cpu", *LENIENT, *arguments])
         out = capfd.readouterr().out
         run = max(Path("outputs/runs/verify").glob("*"), key=lambda path: path.stat().st_mtime_ns)
         frame = pd.read_csv(run / "verified.csv").astype(object)
@@ -65,7 +65,7 @@ def verify(folder: Path, capfd: pytest.CaptureFixture[str]) -> Verify:
 @pytest.mark.e2e
 def test_rows_are_timed_through_the_run_times_function(verify: Verify) -> None:
     rows = (_plain(32, "torch", {"method": "mm"}), _plain(64, "onednn", {"method": "float32_packed"}))
-    code, out, told = verify("a16w16", *rows, words=("stages.verify_report.max_call_overhead_pct=1e6",))
+    code, out, told = verify("a16w16", *rows, arguments=("stages.verify_report.max_call_overhead_pct=1e6",))
     assert code == 0, out
     assert "called: 2 rows" in out
     # A CPU's calls contain the time of Python: they are told and held to no limit.
@@ -78,7 +78,7 @@ def test_rows_are_timed_through_the_run_times_function(verify: Verify) -> None:
 @pytest.mark.e2e
 def test_a_row_for_a_layout_is_called_in_it_and_one_for_both_in_both(verify: Verify) -> None:
     rows = (_scaled(32, "bfloat16_convert", "column"), _scaled(48, "bfloat16_convert", None))
-    code, out, told = verify("a8w8_blockscale", *rows, words=("stages.verify_report.max_call_overhead_pct=null",))
+    code, out, told = verify("a8w8_blockscale", *rows, arguments=("stages.verify_report.max_call_overhead_pct=null",))
     assert code == 0, out
     assert told[32]["called_layout"] == "column"
     run = max(Path("outputs/runs/verify").glob("*"), key=lambda path: path.stat().st_mtime_ns)
@@ -91,17 +91,17 @@ def test_a_row_for_a_layout_is_called_in_it_and_one_for_both_in_both(verify: Ver
 def test_a_row_that_the_run_time_does_not_answer_with_is_told(verify: Verify) -> None:
     # A row below with the same key: merged tables have none, and the run time answers with the first.
     rows = (_plain(32, "torch", {"method": "mm"}), _plain(32, "onednn", {"method": "float32_packed"}))
-    code, out, _ = verify("a16w16", *rows, words=("stages.verify_report.max_call_overhead_pct=null",))
+    code, out, _ = verify("a16w16", *rows, arguments=("stages.verify_report.max_call_overhead_pct=null",))
     assert code == 1
-    said = "called: gemm_a16w16 launches torch method=mm (exact M=32 of"
-    assert said in out, out
+    printed = "called: gemm_a16w16 launches torch method=mm (exact M=32 of"
+    assert printed in out, out
     assert "not this row" in out
 
 
 @pytest.mark.e2e
 def test_a_resumed_verification_says_the_same(verify: Verify, capfd: pytest.CaptureFixture[str]) -> None:
-    words = ("stages.verify_report.max_call_overhead_pct=1e6",)
-    _, before, _ = verify("a16w16", _plain(32, "torch", {"method": "mm"}), words=words)
+    arguments = ("stages.verify_report.max_call_overhead_pct=1e6",)
+    _, before, _ = verify("a16w16", _plain(32, "torch", {"method": "mm"}), arguments=arguments)
     assert main(["resume=last"]) == 0
     line = before.partition("; calls")[2].splitlines()[0]
     assert f"; calls{line}" in capfd.readouterr().out
@@ -121,8 +121,8 @@ CALL = {
 
 
 def test_what_comes_on_top_is_told_in_us_and_percent() -> None:
-    said = "gemm_x with M-major x_scale takes 5.00 us, 3.00 us more than the launch (+150.0 %, 3 allowed)"
-    assert call_overhead(CALL, "gemm_x", 3) == said
+    printed = "gemm_x with M-major x_scale takes 5.00 us, 3.00 us more than the launch (+150.0 %, 3 allowed)"
+    assert call_overhead(CALL, "gemm_x", 3) == printed
     assert call_overhead(CALL, "gemm_x", 200) == ""
     assert call_overhead(CALL, "gemm_x", None) == ""
     assert call_overhead({**CALL, "called_low": 0.9}, "gemm_x", 3) == "", "rounds that disagree prove nothing"

@@ -23,7 +23,7 @@ def _spec(problem: Problem) -> GemmSpec:
 
 
 def time_us(m: int, knobs: Knobs) -> float:
-    """What a launch is said to take: for its tiles of rows, for their size, and for stages that it lacks."""
+    """The recorded time of a launch: for its tiles of rows, for their size, and for stages that it lacks."""
     rows, stages = int(str(knobs["BLOCK_SIZE_M"])), int(str(knobs["num_stages"]))
     tiles = -(-m // rows)
     return 10 * (tiles + rows / 32 + 2 * (3 - min(3, stages)))
@@ -41,7 +41,7 @@ class _Launch:
 
 
 class Said(EngineImplementation):
-    """Of the engine `vllm`."""
+    """A form of the engine `vllm`."""
 
     label = "vllm"
 
@@ -81,7 +81,7 @@ FAMILY = Family(
     csv_name="engine_like_tuned_gemm.csv",
     json_tag="ENGINE_LIKE",
     entry_point="gemm_engine_like",
-    key_defaults=lambda words, gfx: {},
+    key_defaults=lambda arguments, gfx: {},
     spec=_spec,
     make_weights=make_weights,
     make_inputs=make_inputs,

@@ -31,11 +31,13 @@ ARGS = (
 
 
 @pytest.fixture
-def site(folder: Path, faulty_words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+def site(folder: Path, faulty_arguments: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
     pytest.importorskip("ray", reason="the extra 'ray' is not installed")
-    monkeypatch.syspath_prepend(faulty_words[0].removeprefix("--config-dir="))
-    words = tuple(word for word in faulty_words if not word.startswith("executor."))
-    here = Site(folder=folder, words=words, family=load_family("faulty"), temporary=tempfile.mkdtemp(dir="/tmp"))
+    monkeypatch.syspath_prepend(faulty_arguments[0].removeprefix("--config-dir="))
+    arguments = tuple(word for word in faulty_arguments if not word.startswith("executor."))
+    here = Site(
+        folder=folder, arguments=arguments, family=load_family("faulty"), temporary=tempfile.mkdtemp(dir="/tmp")
+    )
     yield here
     here.close()
 

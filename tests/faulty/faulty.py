@@ -40,7 +40,7 @@ def _spec(problem: Problem) -> GemmSpec:
 
 
 def _first_time(name: str) -> bool:
-    """Whether no worker of this driver asked before."""
+    """True for the first question of a worker of this driver."""
     driver = multiprocessing.parent_process()
     try:
         Path(tempfile.gettempdir(), f"faulty-{driver.pid if driver else 0}-{name}").touch(exist_ok=False)
@@ -121,7 +121,7 @@ ENDS: dict[str, Callable[[], object]] = {
     "die_later": _later("die_later", _die(signal.SIGKILL)),
     "hang_later": _later("hang_later", lambda: time.sleep(3600)),
 }
-"""What happens before the product is computed."""
+"""Faults before the product is computed."""
 
 
 def _spoil_row(out: torch.Tensor) -> None:
@@ -134,7 +134,7 @@ SPOILS: dict[str, Callable[[torch.Tensor], object]] = {
     "spoil_row": _spoil_row,
     "wrong_at_8": lambda out: out.mul_(1.5) if len(out) == 8 else None,
 }
-"""What happens to it afterwards."""
+"""Faults after it."""
 
 
 class Faulty(Implementation):
@@ -206,7 +206,7 @@ FAMILY = Family(
     csv_name="faulty_tuned_gemm.csv",
     json_tag="FAULTY",
     entry_point="gemm_faulty",
-    key_defaults=lambda words, gfx: {},
+    key_defaults=lambda arguments, gfx: {},
     spec=_spec,
     make_weights=make_weights,
     make_inputs=_make_inputs,

@@ -33,7 +33,7 @@ def _spec(problem: Problem) -> GemmSpec:
 
 
 class Poison(Implementation):
-    """What a KIND does, it does at every launch."""
+    """The fault of a KIND, at every launch."""
 
     label = "poison"
 
@@ -72,7 +72,7 @@ FAMILY = Family(
     csv_name="poison_tuned_gemm.csv",
     json_tag="POISON",
     entry_point="gemm_poison",
-    key_defaults=lambda words, gfx: {},
+    key_defaults=lambda arguments, gfx: {},
     spec=_spec,
     make_weights=make_weights,
     make_inputs=make_inputs,

@@ -30,8 +30,8 @@ ROW = "gfx942,304,{m},3072,1536,ck,8,2,{us},a8w8_blockscale_1x128x128,1.43,714.4
 def test_aiters_tables_are_united_and_cleaned(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "a.csv").write_text(HEADER + ROW.format(m=1, us="6.61") + ROW.format(m=2, us="0"))
     (folder / "b.csv").write_text(HEADER.replace(",", ", ") + ROW.format(m=1, us="6.5") + ROW.format(m=2, us="7.0"))
-    words = ["merge", "kernel=a8w8_blockscale", "inputs=[a.csv,b.csv]", "format=[aiter]", "output=out"]
-    assert main(words) == 0
+    arguments = ["merge", "kernel=a8w8_blockscale", "inputs=[a.csv,b.csv]", "format=[aiter]", "output=out"]
+    assert main(arguments) == 0
     path = folder / "out" / "aiter" / "a8w8_blockscale_tuned_gemm.csv"
     assert path.read_text() == HEADER + ROW.format(m=1, us="6.5") + ROW.format(m=2, us="7.0")
     assert "left out: 1 slower, 1 without a time" in capsys.readouterr().out.replace(
@@ -124,8 +124,8 @@ def test_a_run_that_chose_a_solution_stores_its_number(folder: Path, mi300x: Dev
     shapes = ["kernel=a16w16", "shapes=list", "shapes.items=[{M: 16, N: 1280, K: 8192}]"]
     assert main(["capture", *shapes]) == 0
     (run,) = (folder / "outputs" / "runs" / "capture").iterdir()
-    words = KernelDefaults(dtype=None, out_dtype=None, bias=None)
-    problem = make_problem(family, {"M": 16, "N": 1280, "K": 8192}, words, "gfx942", "test")
+    defaults = KernelDefaults(dtype=None, out_dtype=None, bias=None)
+    problem = make_problem(family, {"M": 16, "N": 1280, "K": 8192}, defaults, "gfx942", "test")
     journal = Journal(run)
     journal.write("session", device=asdict(mi300x))
     journal.write("problem", id=problem.id, key=dict(problem.key), weight=1.0, layer="")

@@ -22,8 +22,8 @@ Time = Callable[[int, int, int, int, int], float]
 
 
 def _problem(m: int, n: int, k: int) -> Problem:
-    words = KernelDefaults(dtype=None, out_dtype=None, bias=None)
-    return make_problem(FAMILY, {"M": m, "N": n, "K": k}, words, "gfx942", "test")
+    defaults = KernelDefaults(dtype=None, out_dtype=None, bias=None)
+    return make_problem(FAMILY, {"M": m, "N": n, "K": k}, defaults, "gfx942", "test")
 
 
 def _candidate(block_m: int, splits: int) -> Candidate:

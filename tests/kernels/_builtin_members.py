@@ -17,7 +17,7 @@ from typing import Any
 from triton.runtime import interpreter
 
 NAMES: dict[int, list[str]] = {}
-"""Of Triton's builtins, by the id of the module or class that has them."""
+"""Members of Triton's builtins, by the id of their module or class."""
 
 
 def builtins_of(owner: object) -> list[tuple[str, object]]:

@@ -74,7 +74,7 @@ def run(case: dict) -> dict:
         out.fill_(float("nan"))
         same = torch.equal(first, launch())
     return {
-        "misfit": kernel.unsupported_reason(spec, knobs, device),
+        "reason": kernel.unsupported_reason(spec, knobs, device),
         "splits": knobs.get("NUM_KSPLIT", 1),
         "error": error_ratio(first, reference, *family.tolerance(spec)),
         "same": same,

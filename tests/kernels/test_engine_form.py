@@ -81,7 +81,7 @@ def test_interpreted_it_matches_the_reference(listed: list[dict[str, object]]) -
     results = [json.loads(line) for line in done.stdout.splitlines()]
     assert len(results) == len(listed)
     for case, result in zip(listed, results, strict=True):
-        assert result == {"misfit": None, "error": 0.0, "same": True}, case
+        assert result == {"reason": None, "error": 0.0, "same": True}, case
 
 
 @pytest.mark.parametrize(

@@ -65,7 +65,7 @@ def test_matches_the_reference_under_the_interpreter(interpreter: Interpreter, c
     if case.get("gfx") == "gfx942" and tuple(int(part) for part in triton.__version__.split(".")[:2]) < (3, 9):
         pytest.skip("before triton 3.9 the interpreter cannot make e4m3fnuz, gfx942's fp8")
     result = interpreter.run("kernel", case)
-    assert result["misfit"] is None
+    assert result["reason"] is None
     assert result["error"] < (0.04 if case.get("dtype") == "fp8" else 1e-3)
     assert result["same"], "two runs differ"
 

@@ -57,7 +57,7 @@ CASES = [
 @pytest.mark.parametrize("case", CASES, ids=range(len(CASES)))
 def test_matches_the_reference_under_the_interpreter(interpreter: Interpreter, case: dict) -> None:
     result = interpreter.run("kernel", case)
-    assert result["misfit"] is None
+    assert result["reason"] is None
     assert result["error"] < 0.05
     assert result["same"]
 

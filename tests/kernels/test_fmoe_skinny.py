@@ -54,7 +54,7 @@ LONG_CASES = [
 @pytest.mark.parametrize("case", [*CASES, *(pytest.param(case, marks=SLOW) for case in LONG_CASES)])
 def test_matches_the_reference_under_the_interpreter(interpreter: Interpreter, case: dict[str, object]) -> None:
     result = interpreter.run("kernel", case)
-    assert result["misfit"] is None
+    assert result["reason"] is None
     assert result["error"] < 1e-3
     assert result["same"], "two runs differ"
 

@@ -107,7 +107,7 @@ LINEAR = {
         {"mnk": [3, 129, 257], "knobs": [16, 128, 32, 2], "gfx": "gfx942"},
     ],
 }
-"""Of linear_fp8_blockscale, by label."""
+"""Cases of linear_fp8_blockscale, by label."""
 LINEAR_ROW = {
     "triton": [{"mnk": [33, 160, 400], "knobs": [16, 64, 128, 3], "bias": True}],
     "skinny": [{"mnk": [3, 18, 272], "knobs": [2, 4, 64, 1], "gfx": "gfx942"}],
@@ -119,7 +119,7 @@ LINEAR_ROW = {
         {"mnk": [1, 1, 16], "knobs": [16, 16, 32, 1], "gfx": "gfx942"},
     ],
 }
-"""Of linear_fp8_row."""
+"""Cases of linear_fp8_row."""
 CASES = [
     ("a16w16", A16W16),
     *(("linear_fp8_blockscale", [{**case, "label": label} for case in cases]) for label, cases in LINEAR.items()),
@@ -135,7 +135,7 @@ CASES = [
 def test_matches_the_reference_on_odd_and_even_sizes(interpreter: Interpreter, family: str, cases: list[dict]) -> None:
     for case in cases:
         result = interpreter.run("kernel", {"family": family, **case})
-        assert result["misfit"] is None, case
+        assert result["reason"] is None, case
         assert result["error"] == 0, case
         assert result["same"], f"two runs differ: {case}"
         assert (result["splits"] > 1) == (case["knobs"][3] > 1), case
@@ -157,7 +157,7 @@ KERNELS = [
 ]
 
 
-# Of each kernel always an order with a gap between its columns or rows: the others are these without NaN.
+# For each kernel always an order with a gap between its columns or rows: the others are these without NaN.
 @pytest.mark.parametrize(
     ("family", "label", "cases", "scales"),
     [

@@ -98,8 +98,8 @@ class _Placed(_Failing):
         return "http://tracker/1"
 
 
-@pytest.mark.parametrize(("where", "said"), [("", ["tracker  http://tracker/1"]), ("finish", [])])
-def test_the_place_of_the_run_is_told_after_its_end_unless_logging_failed(where: str, said: list[str]) -> None:
+@pytest.mark.parametrize(("where", "printed"), [("", ["tracker  http://tracker/1"]), ("finish", [])])
+def test_the_place_of_the_run_is_told_after_its_end_unless_logging_failed(where: str, printed: list[str]) -> None:
     seen: list[Event] = []
     events = Events(listeners=[seen.append])
     listener = _Placed(where)
@@ -107,7 +107,7 @@ def test_the_place_of_the_run_is_told_after_its_end_unless_logging_failed(where:
     events.listeners.append(guarded)
     guarded.start(START)
     guarded.finish(OUTCOME)
-    assert [event.text for event in seen if event.kind == "line"] == said
+    assert [event.text for event in seen if event.kind == "line"] == printed
     assert listener.calls == 2, "no event after the end"
 
 

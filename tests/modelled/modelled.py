@@ -129,7 +129,7 @@ class _Clock(Clock):
 
 
 class _Bench:
-    """Stands for a Workbench."""
+    """Replaces the bench of a worker."""
 
     def __init__(self, family: Family, device: Device, clock: _Clock) -> None:
         self.family, self.device, self.clock = family, device, clock

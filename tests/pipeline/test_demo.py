@@ -75,7 +75,7 @@ def test_it_is_marked_as_a_replay_everywhere(run: Path, capsys: pytest.CaptureFi
 def test_its_times_and_counts_are_those_of_its_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "demo"
     assert main(["demo", f"folder={folder}", "open=false"]) == 0
-    said = capsys.readouterr().out
+    printed = capsys.readouterr().out
     assert main(["show", str(folder)]) == 0
     shown = capsys.readouterr().out
     page = (folder / "report.html").read_text()
@@ -83,15 +83,15 @@ def test_its_times_and_counts_are_those_of_its_run(tmp_path: Path, capsys: pytes
     def choices(text: str) -> list[str]:
         return re.findall(r"^ *(\d+ +\d+ +\d+ +\S+ us) ", text, re.MULTILINE)
 
-    assert len(choices(said)) == 9
-    assert choices(said) == choices(shown)
-    (recorded_count,) = re.findall(r"9 products, ([\d,]+) configurations", said)
-    (timed,) = re.findall(r": ([\d,]+) configurations timed", said)
+    assert len(choices(printed)) == 9
+    assert choices(printed) == choices(shown)
+    (recorded_count,) = re.findall(r"9 products, ([\d,]+) configurations", printed)
+    (timed,) = re.findall(r": ([\d,]+) configurations timed", printed)
     assert f"space: {recorded_count} configurations over all products" in shown
     assert f"  {recorded_count} -> {timed}  recorded, but not requested by the search" in shown
     assert f">{recorded_count}<" in page
     assert f">{timed}<" in page
-    wall = re.findall(r"replayed here in (\S+ s)", said) + re.findall(r"finished in (\S+ s)", shown)
+    wall = re.findall(r"replayed here in (\S+ s)", printed) + re.findall(r"finished in (\S+ s)", shown)
     assert wall[0] == wall[1]
     assert wall[0] in page
 

@@ -322,9 +322,9 @@ def experts(folder: Path, device: Any) -> dict[str, Any]:
     parallel = SimpleNamespace(use_ep=False, use_all2all_kernels=False)
     for name, q_type in (("bf16", "none"), ("fp8", "per_1x128")):
         for tokens in (4, 7):
-            words = KernelDefaults(dtype=None, out_dtype=None, bias=None)
+            defaults = KernelDefaults(dtype=None, out_dtype=None, bias=None)
             values = {**EXPERTS, "token": tokens, "q_type": q_type}
-            spec = family.spec(make_problem(family, values, words, "sm_90", "test"))
+            spec = family.spec(make_problem(family, values, defaults, "sm_90", "test"))
             generator = torch.Generator().manual_seed(tokens)
             weights, inputs = family.make_weights(spec, generator), family.make_inputs(spec, generator)
             scheme = FUSED_MOE_UNQUANTIZED_CONFIG
@@ -464,7 +464,7 @@ def cache_key(folder: Path, device: Any) -> dict[str, Any]:
 
 
 def plugin_log() -> tuple[list[str], Callable[[], None]]:
-    """What the plug-in logs from now on, and what ends it."""
+    """Lines that the plug-in logs from now on, and a function that ends this."""
     import logging
 
     lines: list[str] = []

@@ -17,7 +17,7 @@ from unittest import mock
 from _vllm_program import EXPERTS, K, N, block_layer, block_weight, error, linear_layer, plugin_log, random, row_layer
 
 RANK = 8
-"""Of the LoRA adapters."""
+"""Rank of the LoRA adapters."""
 
 
 @contextmanager
@@ -370,9 +370,9 @@ def mixture_of(name: str, tokens: int) -> tuple[Any, Any, Any, Any]:
     from gemmpipe.family.problem import make_problem
 
     family = load_family("fmoe")
-    words = KernelDefaults(dtype=None, out_dtype=None, bias=None)
+    defaults = KernelDefaults(dtype=None, out_dtype=None, bias=None)
     values = {**EXPERTS, "token": tokens, "q_type": "per_1x128" if name == "fp8" else "none"}
-    spec = family.spec(make_problem(family, values, words, "sm_90", "test"))
+    spec = family.spec(make_problem(family, values, defaults, "sm_90", "test"))
     generator = torch.Generator().manual_seed(tokens)
     weights, inputs = family.make_weights(spec, generator), family.make_inputs(spec, generator)
     return spec, weights, inputs, family.reference(spec, inputs, weights)

@@ -1,4 +1,4 @@
-"""What the plug-in for vLLM relies on, checked in vLLM's sources without importing them.
+"""Assumptions of the plug-in for vLLM, checked in vLLM's sources without importing them.
 
 Usage: python tests/plugins/contract.py FOLDER ...; each folder has the package `vllm`. One line for each broken
 expectation; exit code 1 if there is any. Only the standard library is needed.

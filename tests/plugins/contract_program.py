@@ -22,7 +22,7 @@ def downloaded(pattern: str) -> list[str]:
 
 @cache
 def results(program: str, version: str) -> dict[str, Any]:
-    """What the program of this folder finds with this version's real layers."""
+    """Findings of this folder's program with this version's real layers."""
     folder = Path(FOLDER) / f"tables-{version}"
     folder.mkdir(exist_ok=True)
     script = Path(__file__).parent / program

@@ -20,8 +20,8 @@ FMOE = load_family("fmoe")
 
 
 def made(token: int) -> tuple[Any, RoutedOperands]:
-    words = KernelDefaults(dtype=None, out_dtype=None, bias=None)
-    spec = FMOE.spec(make_problem(FMOE, {**SIZES, "token": token}, words, "sm_90", "test"))
+    defaults = KernelDefaults(dtype=None, out_dtype=None, bias=None)
+    spec = FMOE.spec(make_problem(FMOE, {**SIZES, "token": token}, defaults, "sm_90", "test"))
     generator = torch.Generator().manual_seed(token)
     weights, inputs = FMOE.make_weights(spec, generator), FMOE.make_inputs(spec, generator)
     given = RoutedOperands(

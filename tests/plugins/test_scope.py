@@ -1,4 +1,4 @@
-"""Scope words and start lines of plug-ins."""
+"""Scopes and start lines of plug-ins."""
 
 import pytest
 

@@ -145,13 +145,13 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 def _scaled_mm(out: Any, a: Any, b: Any, a_scales: Any, b_scales: Any, bias: Any) -> None:
-    """What vLLM's CUTLASS operator computes, with scales per row and per column."""
+    """The result of vLLM's CUTLASS operator, with scales per row and per column."""
     full = (a.float() * a_scales.view(-1, 1)) @ (b.float() * b_scales.view(1, -1))
     out.copy_(full if bias is None else full + bias.float())
 
 
 def _quantise_groups(x: Any, x_q: Any, x_s: Any, group: int, eps: float, low: float, high: float, *_: bool) -> None:
-    """What vLLM's operator computes: fp8 with a scale per group of K."""
+    """The result of vLLM's operator: fp8 with a scale per group of K."""
     groups = x.float().view(*x.shape[:-1], -1, group)
     scale = groups.abs().amax(-1).clamp(min=eps) / high
     x_s.copy_(scale)
@@ -165,7 +165,7 @@ def _never(*_: Any) -> None:
 def _norm_and_quantise(
     out: Any, x: Any, weight: Any, scale: Any, epsilon: float, ub: Any, residual: Any, group: int, transposed: bool
 ) -> None:
-    """What vLLM's operator computes; the scales are written where their strides say."""
+    """The result of vLLM's operator; the scales are written by their strides."""
     full = x.float() if residual is None else x.float() + residual.float()
     normed = (full * (full.square().mean(1, keepdim=True) + epsilon).rsqrt()).to(x.dtype) * weight
     if residual is not None:
@@ -174,7 +174,7 @@ def _norm_and_quantise(
 
 
 def _multiply_and_quantise(out: Any, x: Any, scale: Any, group: int, ub: Any = None, transposed: bool = False) -> None:
-    """What vLLM's operator computes."""
+    """The result of vLLM's operator."""
     gate, up = x.float().chunk(2, 1)
     _quantise_groups(gate / (1 + (-gate).exp()) * up, out, scale, group, 1e-10, -448.0, 448.0)
 

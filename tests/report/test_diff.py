@@ -281,7 +281,7 @@ def test_knobs_of_a_damaged_cell_are_left_out() -> None:
 
 @pytest.mark.parametrize("policies", [("host shared_cpu", "host shared_cpu"), ("graph shared_gpu", "graph shared_gpu")])
 def test_times_of_a_shared_device_are_never_sure(policies: tuple[str, str]) -> None:
-    """What else ran is unknown: twice as long may be the machine, and a gate must not fail."""
+    """Other load is unknown: twice the time may be due to the machine, and a gate must not fail."""
     before, after = (_choice(4, us, policy=policy) for us, policy in zip((10.0, 500.0), policies, strict=True))
     found = compare(_table(before), _table(after), DiffRules())
     assert found.counts["unsure"] == 1

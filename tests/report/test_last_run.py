@@ -97,7 +97,7 @@ COMMANDS: dict[str, tuple[Callable[[], Path], set[str]]] = {
         {"chosen", "bucketed", "failed", "too late", "stopped", "killed", "running"},
     ),
 }
-"""What a command takes as `last`, and the kinds of runs that it may be."""
+"""The run that a command takes as `last`, and the kinds of runs that it may be."""
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -37,8 +37,8 @@ def test_folding_keeps_the_words_and_the_width(text: str, width: int) -> None:
 def test_styles_move_with_their_words() -> None:
     line = styled("one two ", ("three four", GOOD), " five ", ("six", KEY))
     parts = folded(line, 14)
-    words = [(part.text[low:high], style) for part in parts for low, high, style in part.spans]
-    assert words == [("three", GOOD), ("four", GOOD), ("six", KEY)]
+    arguments = [(part.text[low:high], style) for part in parts for low, high, style in part.spans]
+    assert arguments == [("three", GOOD), ("four", GOOD), ("six", KEY)]
 
 
 @pytest.mark.parametrize(

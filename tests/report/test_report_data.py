@@ -325,7 +325,7 @@ def test_products_that_a_budget_left_are_told_with_the_command_that_goes_on(tmp_
     rows.assign(format="", policy="graph").to_csv(folder / "selections.csv", index=False)
     data = read_run(folder)
     assert (data.state, data.problems, len(data.products)) == (FINISHED, 3, 1)
-    said = [each for each in missing(data) if each[0] == "timing"]
-    [(_, left, command)] = said
+    printed = [each for each in missing(data) if each[0] == "timing"]
+    [(_, left, command)] = printed
     assert left == "2 products left by the run's budget"
     assert shlex.split(command) == ["gemmpipe", f"resume={folder}"]

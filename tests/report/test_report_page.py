@@ -172,7 +172,7 @@ def test_a_run_of_many_trials_gives_a_page_below_the_limit(tmp_path: Path) -> No
 
 
 def test_a_product_says_that_faster_candidates_need_more_memory(tmp_path: Path) -> None:
-    """In the words of `gemmpipe show`, with the memory in the texts of the candidate."""
+    """In the same terms as `gemmpipe show`, with the memory in the texts of the candidate."""
     write_recorded_run(tmp_path, problems=1)
     write_manifest(tmp_path)
     data = read_run(tmp_path)

@@ -1,4 +1,4 @@
-"""Runs on disk: their states, sweeps, and folders that are damaged or of strangers."""
+"""Runs on disk: their states, sweeps, and folders that are damaged or untrusted."""
 
 import fcntl
 import json

@@ -61,8 +61,8 @@ def test_a_choice_that_is_the_conversion_itself_has_no_speed_up() -> None:
     assert "library" not in header
     assert not any("1.00x" in row for row in rows)
     texts = [line.text for line in _screen(products)]
-    (said,) = [text for text in texts if "convert" in text]
-    assert said.strip() == "2 products (M 1, 64) that no library multiplies as stored: torch converts the operands"
+    (printed,) = [text for text in texts if "convert" in text]
+    assert printed.strip() == "2 products (M 1, 64) that no library multiplies as stored: torch converts the operands"
     assert not any("speed-up over" in text for text in texts)
 
 
@@ -71,8 +71,8 @@ def test_speed_ups_over_a_conversion_are_in_parentheses_and_counted_apart() -> N
     header, *rows = choice_lines(products, BLOCKSCALE, 120)
     end = header.index("speed-up") + len("speed-up")
     assert [row[:end].split()[-1] for row in rows] == ["2.00x", "1.60x", "-", "(1.12x)"]
-    (said,) = [line.text for line in _screen(products) if "convert" in line.text]
-    assert said.strip() == (
+    (printed,) = [line.text for line in _screen(products) if "convert" in line.text]
+    assert printed.strip() == (
         "2 products (M 2, 512) that no library multiplies as stored, not counted above: "
         "1.12x over torch on converted operands for 1, 1 stays with torch's conversion"
     )

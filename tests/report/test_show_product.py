@@ -36,16 +36,16 @@ def shown(chosen: Candidate) -> ShownProduct:
     return ShownProduct(data=data, problem="k M=1", row=row, trials=None)
 
 
-@pytest.mark.parametrize(("extra", "said"), [(20 << 20, True), (0, False)])
-def test_faster_candidates_with_a_copy_of_the_weight_say_why_they_are_not_chosen(extra: int, said: bool) -> None:
+@pytest.mark.parametrize(("extra", "printed"), [(20 << 20, True), (0, False)])
+def test_faster_candidates_with_a_copy_of_the_weight_say_why_they_are_not_chosen(extra: int, printed: bool) -> None:
     trials = [trial(COPY, 1.0, extra), trial(CONVERT, 30.0, 0)]
     found = {column.title: column.cells for column in _columns(trials, shown(CONVERT))}
     assert found[""] == ("", "*")
-    assert found.get("weight memory") == (("+20.0 MiB", "") if said else None)
+    assert found.get("weight memory") == (("+20.0 MiB", "") if printed else None)
     text = (
         "1 faster finalist: 1.00 us with +20.0 MiB for the weight, more than stages.select.max_extra_weight_pct allows"
     )
-    assert memory_reason(trials, shown(CONVERT).row) == (text if said else "")
+    assert memory_reason(trials, shown(CONVERT).row) == (text if printed else "")
     assert memory_reason(trials, shown(COPY).row) == ""
     stopped = replace(trials[0], status=Status.PRUNED)
     assert memory_reason([stopped, trials[1]], shown(CONVERT).row) == "", "one that was stopped early has not won"
@@ -80,6 +80,6 @@ def test_the_finals_say_which_left_early_and_what_the_knobs_are(tmp_path: Path) 
     finals = product.trials.finals
     early = replace(finals[0], trial=replace(finals[0].trial, status=Status.PRUNED))
     pruned = replace(product, trials=replace(product.trials, finals=[early, *finals[1:]]))
-    said = f"finals: {len(finals)} candidates"
-    assert said in lines
-    assert f"{said}; the last 1 left the race early" in product_lines(pruned, 80, 5)
+    printed = f"finals: {len(finals)} candidates"
+    assert printed in lines
+    assert f"{printed}; the last 1 left the race early" in product_lines(pruned, 80, 5)

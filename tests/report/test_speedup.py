@@ -76,12 +76,12 @@ def test_speed_ups_from_a_shared_cpu_are_marked_on_every_screen(tmp_path: Path) 
     (large,) = [line for line in screen if line.startswith("  M 65 to 256 ")]
     assert " ~2.2x  (2.0x to 2.5x) " in small
     assert " 3.00x " in large
-    said = "~ approximate: 1 of 3 products timed while other processes used the device (shared_cpu)"
-    assert f"  {said}; retune=true repeats them" in screen
+    printed = "~ approximate: 1 of 3 products timed while other processes used the device (shared_cpu)"
+    assert f"  {printed}; retune=true repeats them" in screen
     shown = _shown(rows, tmp_path)
     assert "~2.0x" in shown
     assert "~2.2x" in shown
-    assert said in " ".join(shown.split())
+    assert printed in " ".join(shown.split())
 
 
 def test_nothing_is_marked_where_each_row_was_timed_alone() -> None:
@@ -148,10 +148,10 @@ def test_choices_that_gain_nothing_over_the_library_are_said() -> None:
     equal = _row(128, 101.0, 100.0, ratio=1.01, ratio_low=0.97, ratio_high=1.05)
     faster = _row(256, 90.0, 100.0, ratio=0.9, ratio_low=0.88, ratio_high=0.95)
     itself = _row(512, 100.0, 100.0, ratio=1.0, ratio_low=1.0, ratio_high=1.0)
-    said = "slower than the best library path, 1 not told apart from it (same rounds); retune=true times them again"
-    assert f"  1 choice {said}" in _last_screen([slower, equal, faster, itself])
+    printed = "slower than the best library path, 1 not told apart from it (same rounds); retune=true times them again"
+    assert f"  1 choice {printed}" in _last_screen([slower, equal, faster, itself])
     products = product_frame([slower, equal, faster, itself], BLOCKSCALE)
-    assert no_gain_text(products.to_dict("records")) == f"1 choice {said}".partition(";")[0]
+    assert no_gain_text(products.to_dict("records")) == f"1 choice {printed}".partition(";")[0]
     one = product_results(pd.DataFrame([equal, itself]), BLOCKSCALE).to_dict("records")
     assert no_gain_text(one) == "1 choice not told apart from the best library path (same rounds)"
     assert not any("library path (" in text and "choice" in text for text in _last_screen([faster, itself]))

@@ -47,8 +47,8 @@ def every_family(name: str) -> dict:
     """One call with a configuration into a given output, against the family's reference."""
     family = load_family(name)
     values = {column.name: SIZES[column.name] for column in family.key_columns if column.name in SIZES}
-    words = KernelDefaults(dtype=None, out_dtype=None, bias=None)
-    spec = family.spec(make_problem(family, values, words, H200.gfx, "case"))
+    defaults = KernelDefaults(dtype=None, out_dtype=None, bias=None)
+    spec = family.spec(make_problem(family, values, defaults, H200.gfx, "case"))
     generator = torch.Generator().manual_seed(3)
     weights, inputs = family.make_weights(spec, generator), family.make_inputs(spec, generator)
     operands = [inputs.x, weights.w, *(scale for scale in (inputs.x_scale, weights.w_scale) if scale is not None)]
@@ -68,8 +68,8 @@ def every_family(name: str) -> dict:
 def the_documents_script(folder: str) -> dict:
     """`make_run_and_gt_fn` around a run-time function with y and config given by position, then everything by tag."""
     family = load_family("a8w8_blockscale")
-    words = KernelDefaults(dtype=None, out_dtype=None, bias=None)
-    spec = family.spec(make_problem(family, {"M": 4, "N": 32, "K": 128}, words, H200.gfx, "case"))
+    defaults = KernelDefaults(dtype=None, out_dtype=None, bias=None)
+    spec = family.spec(make_problem(family, {"M": 4, "N": 32, "K": 128}, defaults, H200.gfx, "case"))
     generator = torch.Generator().manual_seed(3)
     weights, inputs = family.make_weights(spec, generator), family.make_inputs(spec, generator)
     truth = family.reference(spec, inputs, weights).bfloat16()

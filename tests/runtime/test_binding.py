@@ -71,8 +71,8 @@ def made(
 ) -> tuple[CallOperands, GemmSpec, RunnableCandidate, Device]:
     family: Family = load_family(name)
     device = arch_device("sm_90")
-    words = KernelDefaults(dtype=None, out_dtype=None, bias=None)
-    spec = family.spec(make_problem(family, {"M": m, "N": 256, "K": 512, **key}, words, device.gfx, "case"))
+    defaults = KernelDefaults(dtype=None, out_dtype=None, bias=None)
+    spec = family.spec(make_problem(family, {"M": m, "N": 256, "K": 512, **key}, defaults, device.gfx, "case"))
     generator = torch.Generator().manual_seed(1)
     weights, inputs = family.make_weights(spec, generator), family.make_inputs(spec, generator)
     (implementation,) = (i for i in family.implementations if i.label == label)

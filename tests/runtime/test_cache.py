@@ -33,13 +33,13 @@ def test_of_several_threads_is_found_once(family: str, product: Product, monkeyp
     missed: list[object] = []
     selections = cache.lookup_results
 
-    def slowly(*words: object) -> Iterator[object]:
-        looked.append(words)
+    def slowly(*arguments: object) -> Iterator[object]:
+        looked.append(arguments)
         time.sleep(0.2)  # the other thread calls meanwhile
-        return selections(*words)  # type: ignore[arg-type]
+        return selections(*arguments)  # type: ignore[arg-type]
 
     monkeypatch.setattr(cache, "lookup_results", slowly)
-    monkeypatch.setattr(cache.online, "missed", lambda *words: missed.append(words))
+    monkeypatch.setattr(cache.online, "missed", lambda *arguments: missed.append(arguments))
     start = threading.Barrier(2)
 
     def work(_: int) -> torch.Tensor:
@@ -59,17 +59,17 @@ def test_a_rule_that_fails_is_no_call(monkeypatch: pytest.MonkeyPatch) -> None:
     """The candidate that runs is counted, not those that failed."""
     rules = cache.lookup_results
 
-    def twice(*words: object) -> Iterator[object]:
-        (last,) = rules(*words)  # type: ignore[arg-type]
+    def twice(*arguments: object) -> Iterator[object]:
+        (last,) = rules(*arguments)  # type: ignore[arg-type]
         yield from (last, last)
 
     failures = iter([RuntimeError("no such instruction")])
     bind = dispatch_of("a16w16")._bind
 
-    def failing(self: object, *words: object) -> object:
+    def failing(self: object, *arguments: object) -> object:
         for failure in failures:
             raise failure
-        return bind(*words)  # type: ignore[arg-type]
+        return bind(*arguments)  # type: ignore[arg-type]
 
     monkeypatch.setattr(cache, "lookup_results", twice)
     monkeypatch.setattr("gemmpipe.runtime.dispatch.Dispatch._bind", failing)

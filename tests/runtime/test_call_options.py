@@ -144,7 +144,7 @@ def test_experts_take_both() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("arguments", "message"),
     [
         ({"config": {"BLOCK_SIZE_M": 16}}, "config: triton needs BLOCK_SIZE_N, which is not given"),
         ({"config": TILES}, "config: no GPU: Triton compiles for GPUs"),
@@ -166,10 +166,10 @@ def test_experts_take_both() -> None:
     ],
 )
 def test_an_error_is_one_line_without_a_tensors_values(
-    words: dict[str, Any], message: str, x: Activations, w: torch.Tensor
+    arguments: dict[str, Any], message: str, x: Activations, w: torch.Tensor
 ) -> None:
     with torch.no_grad(), pytest.raises(UserError) as caught:
-        gemm_a16w16(x(4), w, **words)
+        gemm_a16w16(x(4), w, **arguments)
     assert str(caught.value).startswith(f"gemm_a16w16: {message}")
     assert "\n" not in str(caught.value)
 

@@ -24,8 +24,8 @@ Made = tuple[Family, GemmSpec, Weights, Inputs, list[torch.Tensor]]
 def made(name: str) -> Made:
     family, device = load_family(name), gpu_device(0)
     values = {column.name: SIZES[column.name] for column in family.key_columns if column.name in SIZES}
-    words = KernelDefaults(dtype=None, out_dtype=None, bias=None)
-    spec = family.spec(make_problem(family, values, words, device.gfx, "case"))
+    defaults = KernelDefaults(dtype=None, out_dtype=None, bias=None)
+    spec = family.spec(make_problem(family, values, defaults, device.gfx, "case"))
     generator = torch.Generator(device="cuda").manual_seed(3)
     weights, inputs = family.make_weights(spec, generator), family.make_inputs(spec, generator)
     scales = [scale for scale in (inputs.x_scale, weights.w_scale) if scale is not None]

@@ -46,8 +46,8 @@ def _environment() -> dict[str, str]:
     return {**os.environ, "GEMMPIPE_CAPTURE": "seen.csv", "PYTHONPATH": str(Path(__file__).parents[2])}
 
 
-def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "gemmpipe.capture", *words]
+def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "gemmpipe.capture", *arguments]
     return subprocess.run(command, cwd=folder, env=_environment(), capture_output=True, text=True, check=False)
 
 
@@ -57,12 +57,12 @@ Capture = Callable[..., subprocess.CompletedProcess[str]]
 @pytest.fixture
 def capture(forked_programs: Forking, tmp_path: Path) -> Capture:
     """As `run` in the test's folder, without the seconds of a start."""
-    return lambda *words: forked_programs.run(tmp_path, _environment(), "gemmpipe.capture", words)
+    return lambda *arguments: forked_programs.run(tmp_path, _environment(), "gemmpipe.capture", arguments)
 
 
 def test_a_program_as_it_is(tmp_path: Path, capture: Capture) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
-    for start in (lambda *words: run(tmp_path, *words), capture):
+    for start in (lambda *arguments: run(tmp_path, *arguments), capture):
         done = start("script.py", "four", "--words")
         assert done.returncode == 0, done.stderr
     rows = read(tmp_path / "seen.csv")
@@ -102,7 +102,7 @@ def test_the_programs_own_exception_is_raised_and_loses_nothing(tmp_path: Path, 
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("arguments", "message"),
     [
         (("-m", "nosuch"), "gemmpipe: nosuch: cannot be started: No module named nosuch"),
         (("-m", "nosuch.part"), "gemmpipe: nosuch.part: cannot be started: Error while finding"),
@@ -111,25 +111,25 @@ def test_the_programs_own_exception_is_raised_and_loses_nothing(tmp_path: Path, 
     ],
 )
 def test_a_program_that_cannot_be_started_is_one_line(
-    tmp_path: Path, capture: Capture, words: tuple[str, ...], message: str
+    tmp_path: Path, capture: Capture, arguments: tuple[str, ...], message: str
 ) -> None:
     """No message about the file, which is from an earlier run."""
     (tmp_path / "package").mkdir()
     (tmp_path / "package" / "__init__.py").touch()
     (tmp_path / "cut.py").write_text("print(1")
     (tmp_path / "seen.csv").write_text("family,count\na16w16,1\n")
-    done = capture(*words)
+    done = capture(*arguments)
     assert (done.returncode, done.stderr.count("\n"), done.stderr[: len(message)]) == (2, 1, message)
 
 
-@pytest.mark.parametrize("words", [("lost.py",), ("-m", "lost"), ("-m", "lost.part"), ("again.py",)])
+@pytest.mark.parametrize("arguments", [("lost.py",), ("-m", "lost"), ("-m", "lost.part"), ("again.py",)])
 def test_what_a_program_raises_once_it_runs_keeps_its_traceback(
-    tmp_path: Path, capture: Capture, words: tuple[str, ...]
+    tmp_path: Path, capture: Capture, arguments: tuple[str, ...]
 ) -> None:
     (tmp_path / "lost.py").write_text("import nowhere")
     (tmp_path / "again.py").write_text("import runpy; runpy.run_module('nowhere')")
     (tmp_path / "seen.csv").write_text("family,count\na16w16,1\n")
-    done = capture(*words)
+    done = capture(*arguments)
     assert (done.returncode, "Traceback" in done.stderr, "No module named" in done.stderr) == (1, True, True)
     assert "captured products are in" not in done.stderr
     assert "seen.csv is from an earlier run" in done.stderr
@@ -304,13 +304,13 @@ def test_a_capture_never_raises_into_the_program(tmp_path: Path, monkeypatch, ca
     assert "GEMMPIPE_CAPTURE=~nosuchuser/seen.csv: not a valid path" in caplog.text
 
     class Odd(torch.nn.Linear):
-        def named_modules(self, *words: object, **named: object) -> object:
+        def named_modules(self, *arguments: object, **named: object) -> object:
             raise KeyError("not like that")
 
     mine = Recorder(path=tmp_path / "seen.csv")
     with torch.no_grad(), Watcher(mine):
         Odd(8, 4)(torch.ones(2, 8))
-        monkeypatch.setattr("gemmpipe.runtime.capture.watcher.product_of", lambda *words: 1 / 0)
+        monkeypatch.setattr("gemmpipe.runtime.capture.watcher.product_of", lambda *arguments: 1 / 0)
         for _ in range(2):
             assert torch.equal(torch.ones(2, 8) @ torch.ones(8, 4), torch.full((2, 4), 8.0))
     assert sum(mine.counts.values()) == 1
@@ -407,7 +407,7 @@ def test_processes_write_one_file_without_losing_a_row(tmp_path: Path, forked_pr
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "message"),
+    ("arguments", "code", "message"),
     [
         (("gemmpipe.capture", "--help"), 0, "python -m gemmpipe.capture SCRIPT.py ARGS..."),
         (("gemmpipe.capture",), 2, "gemmpipe: expected a program: python -m gemmpipe.capture SCRIPT.py ARGS..."),
@@ -417,9 +417,9 @@ def test_processes_write_one_file_without_losing_a_row(tmp_path: Path, forked_pr
     ],
 )
 def test_modules_that_are_run_have_a_usage(
-    words: tuple[str, ...], code: int, message: str, tmp_path: Path, forked_programs: Forking
+    arguments: tuple[str, ...], code: int, message: str, tmp_path: Path, forked_programs: Forking
 ) -> None:
-    module, *rest = words
+    module, *rest = arguments
     ended = forked_programs.run(tmp_path, os.environ, module, rest)
     assert (ended.returncode, (ended.stdout + ended.stderr).startswith(message)) == (code, True), ended.stderr
     assert list(tmp_path.iterdir()) == []

@@ -39,10 +39,10 @@ SHAPES = ((64, 64), (16, 64), (128, 64), (64, 128), (96, 64))
 """(N, K) of q and o, k and v, gate and up, down, head."""
 
 
-def run(folder: Path, *words: str) -> str:
+def run(folder: Path, *arguments: str) -> str:
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "GEMMPIPE_CAPTURE": "seen.csv"}
     done = subprocess.run(
-        [sys.executable, "-m", *words], cwd=folder, env=environment, capture_output=True, text=True, check=False
+        [sys.executable, "-m", *arguments], cwd=folder, env=environment, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -56,8 +56,10 @@ def test_capture_tune_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplo
     with (tmp_path / "seen.csv").open(newline="") as stream:
         seen = {(int(row["M"]), int(row["N"]), int(row["K"])) for row in csv.DictReader(stream)}
     assert seen == {(m, n, k) for m in (1, 4, 32) for n, k in SHAPES}
-    words = ("kernel=a16w16", "shapes=csv", "shapes.path=seen.csv", "device=cpu", "format=csv")
-    message = run(tmp_path, "gemmpipe", *words, "stages.bench.timer.iters=5", "stages.select.max_extra_weight_pct=300")
+    arguments = ("kernel=a16w16", "shapes=csv", "shapes.path=seen.csv", "device=cpu", "format=csv")
+    message = run(
+        tmp_path, "gemmpipe", *arguments, "stages.bench.timer.iters=5", "stages.select.max_extra_weight_pct=300"
+    )
     (table,) = re.findall(r"^export GEMMPIPE_CONFIG_A16W16=(.+)$", message, re.MULTILINE)
     with Path(table).open(newline="") as stream:
         assert {tuple(int(row[name]) for name in "MNK") for row in csv.DictReader(stream)} == seen
@@ -79,18 +81,18 @@ def test_capture_tune_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplo
                 caplog.clear()
                 torch.testing.assert_close(made(llm.inputs(m)).logits, before, atol=0.1, rtol=0.05)
                 steps[m] = set(re.findall(r"outdtype=\S+ .*?: (exact|padded|fallback):", caplog.text))
-    found = {m: "+".join(sorted(words)) for m, words in steps.items()}
+    found = {m: "+".join(sorted(arguments)) for m, arguments in steps.items()}
     assert found == {1: "exact", 4: "exact", 32: "exact", 3: "padded", 30: "padded", 65: "fallback"}
 
 
 @pytest.mark.slow
 def test_the_example_goes_the_whole_way(tmp_path: Path) -> None:
-    words = ["--tiny", "--precision", "fp8", "--device", "cpu", "--folder", "out", "--seconds", "0.1"]
-    words += ["--rows", "1", "4", "32", "--unseen", "3", "65", "--pipeline", "quick stages.bench.timer.iters=5"]
+    arguments = ["--tiny", "--precision", "fp8", "--device", "cpu", "--folder", "out", "--seconds", "0.1"]
+    arguments += ["--rows", "1", "4", "32", "--unseen", "3", "65", "--pipeline", "quick stages.bench.timer.iters=5"]
     example = Path(__file__).parents[2] / "examples" / "llama.py"
     environment = {**os.environ, "PYTHONPATH": str(example.parents[1])}
     done = subprocess.run(
-        [sys.executable, str(example), *words],
+        [sys.executable, str(example), *arguments],
         cwd=tmp_path,
         env=environment,
         capture_output=True,

@@ -242,9 +242,9 @@ def test_a_capture_holds_what_a_trace_of_the_program_does(
     seen.flush()
     traced = TraceShapes(path=str(path), rows_of=None, nsets=None)
     for family in map(load_family, ("a16w16", "batched_bf16")):
-        words = KernelDefaults(dtype=None, out_dtype=None, bias=None)
-        captured = CsvShapes(path=str(seen.path), rows_of=None).problems(family, words, "sm_90")
-        expected = {problem.id: problem.weight for problem in traced.problems(family, words, "sm_90")}
+        defaults = KernelDefaults(dtype=None, out_dtype=None, bias=None)
+        captured = CsvShapes(path=str(seen.path), rows_of=None).problems(family, defaults, "sm_90")
+        expected = {problem.id: problem.weight for problem in traced.problems(family, defaults, "sm_90")}
         assert {problem.id: problem.weight for problem in captured} == expected
 
 

@@ -138,8 +138,8 @@ def test_padding_and_conversions_are_reported(messages: Said) -> None:
     log_padded(torch.zeros(13, 8), 16)
     x, w, bias = torch.zeros(4, 8).bfloat16(), torch.zeros(16, 8).bfloat16(), torch.zeros(16)
     given = CallOperands(x=x, w=w, x_scale=None, w_scale=None, bias=bias, out_dtype=torch.bfloat16)
-    family, words = load_family("a16w16"), KernelDefaults(dtype=None, out_dtype=None, bias=True)
-    spec = family.spec(make_problem(family, {"M": 4, "N": 16, "K": 8}, words, "cpu_avx2", "test"))
+    family, defaults = load_family("a16w16"), KernelDefaults(dtype=None, out_dtype=None, bias=True)
+    spec = family.spec(make_problem(family, {"M": 4, "N": 16, "K": 8}, defaults, "cpu_avx2", "test"))
     assert weights_of(given, spec).bias.dtype is torch.bfloat16
     padded, converted = messages()
     assert "x float32 [13, 8] is padded to rows 16" in padded

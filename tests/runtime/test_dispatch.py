@@ -149,8 +149,8 @@ def test_a_kernel_of_the_family_may_be_the_default_for_few_rows(row, table, x, w
 @pytest.mark.parametrize(("name", "m", "label"), [("a16w16", 1, "skinny"), ("a16w16", 2, ""), ("a8w8", 1, "")])
 def test_one_row_of_16_bits_is_the_skinny_kernels(name: str, m: int, label: str) -> None:
     family, device = load_family(name), arch_device("sm_90")
-    words = KernelDefaults(dtype=None, out_dtype=None, bias=None)
-    spec = family.spec(make_problem(family, {"M": m, "N": 1280, "K": 8192}, words, device.gfx, "case"))
+    defaults = KernelDefaults(dtype=None, out_dtype=None, bias=None)
+    spec = family.spec(make_problem(family, {"M": m, "N": 1280, "K": 8192}, defaults, device.gfx, "case"))
     own = [
         found for found in fallback_candidates(family, spec, device) if found.implementation in family.implementations
     ]
@@ -280,7 +280,7 @@ def test_scales_in_both_layouts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("call", "words"),
+    ("call", "arguments"),
     [
         (lambda x, w: gemm_a16w16(x.float(), w), "x is float32, expected bfloat16"),
         (lambda x, w: gemm_a16w16(x, w[:, :5]), "x [4, 96] and w [64, 5], expected [..., K] and [N, K]"),
@@ -295,10 +295,10 @@ def test_scales_in_both_layouts() -> None:
         (lambda x, w: gemm_a8w8_blockscale(*_turned(1)), "w_scale: float32 [3, 2], expected float32 [2, 3]"),
     ],
 )
-def test_operands_that_are_no_product(x, w, call, words: str) -> None:
+def test_operands_that_are_no_product(x, w, call, arguments: str) -> None:
     with pytest.raises(UserError, match=r"^[^\n]+$") as error:
         call(x(4), w)
-    assert words in str(error.value)
+    assert arguments in str(error.value)
 
 
 def test_threads_share_what_one_of_them_found(row, table, x, w) -> None:

@@ -20,9 +20,9 @@ def test_its_function_computes_it(path: Path) -> None:
     sizes = {"B": 2, "M": 32, "N": 128, "K": 256}
     sizes |= {"token": 32, "model_dim": 128, "inter_dim": 64, "expert": 8, "topk": 2}
     values = {column.name: sizes[column.name] for column in family.key_columns if column.name in sizes}
-    words = KernelDefaults(dtype=None, out_dtype=None, bias=None)
+    defaults = KernelDefaults(dtype=None, out_dtype=None, bias=None)
     try:
-        problem = make_problem(family, values, words, "sm_90", "case")
+        problem = make_problem(family, values, defaults, "sm_90", "case")
     except UserError:
         pytest.skip("no plain product")
     spec = family.spec(problem)

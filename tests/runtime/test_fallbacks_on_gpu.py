@@ -31,9 +31,9 @@ def operands(m: int, n: int, k: int, dtype: torch.dtype, *, bias: bool) -> Opera
 
 def right(out: torch.Tensor, given: Operands) -> None:
     x, w, bias = given
-    family, words = load_family("a16w16"), KernelDefaults(dtype=None, out_dtype=None, bias=None)
+    family, defaults = load_family("a16w16"), KernelDefaults(dtype=None, out_dtype=None, bias=None)
     sizes = {"M": x.numel() // x.shape[-1], "N": w.shape[0], "K": w.shape[1]}
-    spec = family.spec(make_problem(family, sizes, words, "sm_90", "case"))
+    spec = family.spec(make_problem(family, sizes, defaults, "sm_90", "case"))
     expected = x.double().reshape(-1, x.shape[-1]) @ w.double().T
     expected = (expected if bias is None else expected + bias.double()).float()
     assert out.shape == (*x.shape[:-1], w.shape[0])

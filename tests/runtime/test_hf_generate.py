@@ -16,9 +16,9 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "hf_generate.py"
 @pytest.mark.e2e
 @pytest.mark.slow  # four processes that import transformers
 def test_generate_before_and_after(tmp_path: Path) -> None:
-    words = ["--device", "cpu", "--folder", "out", "--new", "3", "--tokens", "8", "--batch", "2"]
+    arguments = ["--device", "cpu", "--folder", "out", "--new", "3", "--tokens", "8", "--batch", "2"]
     done = subprocess.run(
-        [sys.executable, str(EXAMPLE), *words, "--pipeline", "quick stages.bench.timer.iters=5 backend=[torch]"],
+        [sys.executable, str(EXAMPLE), *arguments, "--pipeline", "quick stages.bench.timer.iters=5 backend=[torch]"],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(EXAMPLE.parents[1]), "XDG_DATA_HOME": str(tmp_path / "data")},
         capture_output=True,

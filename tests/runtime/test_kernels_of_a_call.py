@@ -135,9 +135,9 @@ def space_of(name: str) -> Space:
 
 
 def spec_of(family: Family, m: int, gfx: str = "sm_90", **key: Scalar) -> GemmSpec:
-    words = KernelDefaults(dtype=None, out_dtype=None, bias=None)
+    defaults = KernelDefaults(dtype=None, out_dtype=None, bias=None)
     values = {**SIZES.get(family.name, PLAIN), family.rows_column: m, **key}
-    return family.spec(make_problem(family, values, words, gfx, "case"))
+    return family.spec(make_problem(family, values, defaults, gfx, "case"))
 
 
 def fitting(implementation: Implementation, spec: GemmSpec, device: Device, space: Space) -> Iterator[Knobs]:

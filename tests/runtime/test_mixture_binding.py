@@ -72,8 +72,8 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> Recorded:
 
 
 def made(token: int, q_type: str, label: str) -> tuple[Any, Implementation, dict[str, Any], Weights, Inputs]:
-    words = KernelDefaults(dtype=None, out_dtype=None, bias=None)
-    spec = FMOE.spec(make_problem(FMOE, {**SIZES, "token": token, "q_type": q_type}, words, "sm_90", "test"))
+    defaults = KernelDefaults(dtype=None, out_dtype=None, bias=None)
+    spec = FMOE.spec(make_problem(FMOE, {**SIZES, "token": token, "q_type": q_type}, defaults, "sm_90", "test"))
     implementation = next(each for each in FMOE.implementations if each.label == label)
     block_k = 128 if q_type != "none" else 64
     knobs = dict(implementation.normalise(spec, {**KNOBS, "BLOCK_SIZE_K": block_k}, DEVICE))

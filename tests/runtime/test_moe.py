@@ -32,8 +32,8 @@ Made = tuple[GemmSpec, Inputs, Weights]
 
 def made(token: int, q_type: str = "none", **key: object) -> Made:
     sizes = {"token": token, "model_dim": 128, "inter_dim": 96, "expert": 6, "topk": 2, "q_type": q_type, **key}
-    words = KernelDefaults(dtype=None, out_dtype=None, bias=None)
-    spec = FMOE.spec(make_problem(FMOE, sizes, words, "sm_90", "test"))
+    defaults = KernelDefaults(dtype=None, out_dtype=None, bias=None)
+    spec = FMOE.spec(make_problem(FMOE, sizes, defaults, "sm_90", "test"))
     generator = torch.Generator().manual_seed(token)
     weights = FMOE.make_weights(spec, generator)
     return spec, FMOE.make_inputs(spec, generator), weights
@@ -42,12 +42,12 @@ def made(token: int, q_type: str = "none", **key: object) -> Made:
 def run(case: Made, **changes: object) -> torch.Tensor:
     spec, inputs, weights = case
     assert spec.experts is not None
-    words: dict[str, object] = {"x": inputs.x, "w1": weights.w, "w2": weights.w2}
-    words |= {"topk_weights": inputs.topk_weights, "topk_ids": inputs.topk_ids}
-    words |= {"w1_scale": weights.w_scale, "w2_scale": weights.w2_scale}
-    words |= {"activation": spec.experts.activation, "doweight_stage1": spec.experts.weight_first}
+    arguments: dict[str, object] = {"x": inputs.x, "w1": weights.w, "w2": weights.w2}
+    arguments |= {"topk_weights": inputs.topk_weights, "topk_ids": inputs.topk_ids}
+    arguments |= {"w1_scale": weights.w_scale, "w2_scale": weights.w2_scale}
+    arguments |= {"activation": spec.experts.activation, "doweight_stage1": spec.experts.weight_first}
     with torch.no_grad():
-        return fused_moe(**{**words, **changes})  # type: ignore[arg-type]
+        return fused_moe(**{**arguments, **changes})  # type: ignore[arg-type]
 
 
 def wrong(case: Made, out: torch.Tensor) -> float:
@@ -146,24 +146,27 @@ def test_without_tokens() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda words: {"w2": None}, "fused_moe: w2 is None, expected a tensor"),
-        (lambda words: {"w2": words["w2"][0]}, r"fused_moe: w2 \[128, 96\], expected 3 dimensions"),
-        (lambda words: {"x": words["x"][:, :64]}, r"fused_moe: w1 \[6, 192, 128\], expected \[6, 192, 64\]"),
-        (lambda words: {"x": words["x"].float()}, "fused_moe: x is float32, expected bfloat16 or float16"),
-        (lambda words: {"topk_ids": words["topk_ids"].new_empty(1, 2)}, r"topk_ids \[1, 2\], expected \[0, 2\]"),
-        (lambda words: {"w1_scale": torch.ones(6, 192, 1)}, "w1_scale: given, expected none for bfloat16 weights"),
+        (lambda arguments: {"w2": None}, "fused_moe: w2 is None, expected a tensor"),
+        (lambda arguments: {"w2": arguments["w2"][0]}, r"fused_moe: w2 \[128, 96\], expected 3 dimensions"),
+        (lambda arguments: {"x": arguments["x"][:, :64]}, r"fused_moe: w1 \[6, 192, 128\], expected \[6, 192, 64\]"),
+        (lambda arguments: {"x": arguments["x"].float()}, "fused_moe: x is float32, expected bfloat16 or float16"),
+        (
+            lambda arguments: {"topk_ids": arguments["topk_ids"].new_empty(1, 2)},
+            r"topk_ids \[1, 2\], expected \[0, 2\]",
+        ),
+        (lambda arguments: {"w1_scale": torch.ones(6, 192, 1)}, "w1_scale: given, expected none for bfloat16 weights"),
     ],
 )
 def test_without_tokens_the_rest_is_still_checked(
     change: Callable[[dict[str, torch.Tensor]], dict[str, object]], message: str, place: str
 ) -> None:
     case = made(5)
-    words = {name: tensor.to(place) for name, tensor in _operands(case).items()}
-    words |= {name: words[name][:0] for name in ("x", "topk_weights", "topk_ids")}
-    assert run(case, **words).shape == (0, 128)
-    assert run(case, **{**words, "x": words["x"].view(3, 0, 128)}).shape == (3, 0, 128)
+    arguments = {name: tensor.to(place) for name, tensor in _operands(case).items()}
+    arguments |= {name: arguments[name][:0] for name in ("x", "topk_weights", "topk_ids")}
+    assert run(case, **arguments).shape == (0, 128)
+    assert run(case, **{**arguments, "x": arguments["x"].view(3, 0, 128)}).shape == (3, 0, 128)
     with pytest.raises(UserError, match=message):
-        run(case, **{**words, **change(words)})
+        run(case, **{**arguments, **change(arguments)})
 
 
 @pytest.mark.compile
@@ -173,7 +176,7 @@ def test_under_autocast_as_torchs_linear() -> None:
     wide = {"x": inputs.x.float(), "w1": weights.w.float(), "w2": weights.w2.float()}
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert torch.equal(run(case, **wide), run(case))
-        compiled = torch.compile(lambda **words: run(case, **words), fullgraph=True, backend="eager")
+        compiled = torch.compile(lambda **arguments: run(case, **arguments), fullgraph=True, backend="eager")
         assert torch.equal(compiled(**wide), run(case))
 
 
@@ -186,9 +189,9 @@ def test_the_first_call_counts() -> None:
 @pytest.fixture
 def kept_copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """16 tokens were tuned: fp32 copies of both products' weights, kept."""
-    device, words = cpu_device(), KernelDefaults(dtype=None, out_dtype=None, bias=None)
+    device, defaults = cpu_device(), KernelDefaults(dtype=None, out_dtype=None, bias=None)
     sizes = {"token": 16, "model_dim": 128, "inter_dim": 96, "expert": 6, "topk": 2}
-    key = dict(make_problem(FMOE, sizes, words, device.gfx, "test").key)
+    key = dict(make_problem(FMOE, sizes, defaults, device.gfx, "test").key)
     row = {"gfx": device.gfx, "cu_num": device.cu_num, **key, "libtype": "torch", "us": 1.0}
     path = tmp_path / "tuned_fmoe.csv"
     path.write_text(render([{**row, "config": json.dumps({"method": "expert_loop_float32_copy"})}], FMOE, ()))
@@ -270,10 +273,10 @@ def test_a_compiler_sees_an_operator() -> None:
 def test_tune_then_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Real stages on the CPU, then the run time uses their table."""
     items = "shapes.items=[{token: [2, 16], model_dim: 128, inter_dim: 96, expert: 6, topk: 2}]"
-    words = ("kernel=fmoe", "device=cpu", "shapes=list", items, "format=[csv,vllm]", f"output={tmp_path}")
+    arguments = ("kernel=fmoe", "device=cpu", "shapes=list", items, "format=[csv,vllm]", f"output={tmp_path}")
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     done = subprocess.run(
-        [sys.executable, "-m", "gemmpipe", *words, "stages.bench.timer.iters=3"],
+        [sys.executable, "-m", "gemmpipe", *arguments, "stages.bench.timer.iters=3"],
         cwd=tmp_path,
         env=environment,
         capture_output=True,

@@ -50,8 +50,8 @@ def tuned(tmp_path, monkeypatch) -> Callable[..., None]:
 
 def case(m: int, index: int = 0) -> Case:
     family, device = load_family("a8w8_blockscale"), gpu_device(index)
-    words = KernelDefaults(dtype=None, out_dtype=None, bias=None)
-    spec = family.spec(make_problem(family, {"M": m, "N": N, "K": K}, words, device.gfx, "case"))
+    defaults = KernelDefaults(dtype=None, out_dtype=None, bias=None)
+    spec = family.spec(make_problem(family, {"M": m, "N": N, "K": K}, defaults, device.gfx, "case"))
     generator = torch.Generator(device=device.torch_name).manual_seed(3)
     return family, spec, family.make_weights(spec, generator), family.make_inputs(spec, generator)
 

@@ -160,12 +160,12 @@ def alone_in_process(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
     started: list[tuple[str, ...]] = []
     monkeypatch.setattr(online, "_TUNERS", {})
     monkeypatch.setattr(online.OnlineTuner, "run", lambda self: None)
-    monkeypatch.setattr(process, "start_tuner", lambda folder, words: started.append(words))
+    monkeypatch.setattr(process, "start_tuner", lambda folder, arguments: started.append(arguments))
     return started
 
 
 @pytest.mark.parametrize(
-    ("word", "gfx", "words", "message"),
+    ("word", "gfx", "arguments", "message"),
     [
         ("1", "cpu", ("device.kind=cpu",), ""),
         ("1", "sm_90", ("device.index=0",), ""),
@@ -175,9 +175,9 @@ def alone_in_process(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
         ("cuda:0", "sm_90", ("device.index=0",), "this program uses that GPU itself: its rows are provisional"),
     ],
 )
-def test_where_it_is_tuned(word: str, gfx: str, words: tuple[str, ...] | None, message: str, caplog) -> None:
+def test_where_it_is_tuned(word: str, gfx: str, arguments: tuple[str, ...] | None, message: str, caplog) -> None:
     device = cpu_device() if gfx == "cpu" else arch_device(gfx)
-    assert online._device_overrides(word, device) == words
+    assert online._device_overrides(word, device) == arguments
     assert message in caplog.text
 
 
@@ -204,7 +204,7 @@ def test_an_untunable_key_is_not_queued_forever(row, table, x, w, monkeypatch, a
             return 1
 
     monkeypatch.setenv("GEMMPIPE_ONLINE_TUNING", "1")
-    monkeypatch.setattr(process, "start_tuner", lambda folder, words: alone_in_process.append(words) or Ended())
+    monkeypatch.setattr(process, "start_tuner", lambda folder, arguments: alone_in_process.append(arguments) or Ended())
     table()
     gemm_a16w16(x(5), w)
     (found,) = online._TUNERS.values()
@@ -236,7 +236,7 @@ def test_eager_and_compiled_calls_both_see_new_rows(row, table, x, w, monkeypatc
 def test_the_process_tunes_the_most_called_first_and_each_family_in_its_own_run(tmp_path: Path, monkeypatch) -> None:
     ran: list[tuple[str, str]] = []
     monkeypatch.setattr(process, "_IDLE_S", 0.1)
-    monkeypatch.setattr(process, "_tune", lambda folder, family, text, words: ran.append((family, text)))
+    monkeypatch.setattr(process, "_tune", lambda folder, family, text, arguments: ran.append((family, text)))
     (tmp_path / process.MISSED).write_text(
         "family,M,N,K,count,layer\na16w16,1,2,3,4,\na16w16,2,2,3,40,q\na8w8,1,2,3,1,\n", encoding="utf-8"
     )
@@ -274,7 +274,7 @@ def test_a_row_of_the_queue_names_a_shipped_family_and_nothing_else(tmp_path: Pa
     rows += ["a16w16,eight,32,64,1", "a16w16,8,32,64,1"]
     (folder / process.MISSED).write_bytes(b"family,M,N,K,count\n" + "\n".join(rows).encode() + b"\na\xff,1,2,3,1\n")
     before = set(tmp_path.rglob("*"))
-    words = ["device.kind=cpu", "search.budget_s=1"]
+    arguments = ["device.kind=cpu", "search.budget_s=1"]
     environment = {
         **os.environ,
         "PYTHONPATH": str(Path(__file__).parents[2]),
@@ -282,7 +282,7 @@ def test_a_row_of_the_queue_names_a_shipped_family_and_nothing_else(tmp_path: Pa
         "TMPDIR": str(tmp_path),
     }
     started = subprocess.Popen(
-        [sys.executable, "-m", "gemmpipe.online", str(folder), *words],
+        [sys.executable, "-m", "gemmpipe.online", str(folder), *arguments],
         cwd=folder,
         env=environment,
         stdout=subprocess.PIPE,

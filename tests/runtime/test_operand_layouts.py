@@ -40,8 +40,8 @@ def case(request: pytest.FixtureRequest) -> Case:
     family: Family = load_family(request.param)
     names = {column.name for column in family.key_columns}
     values = {name: size for name, size in {"B": 2, "M": M, "N": N, "K": K}.items() if name in names}
-    words = KernelDefaults(dtype=None, out_dtype=None, bias=None)
-    spec = family.spec(make_problem(family, values, words, "sm_90", "case"))
+    defaults = KernelDefaults(dtype=None, out_dtype=None, bias=None)
+    spec = family.spec(make_problem(family, values, defaults, "sm_90", "case"))
     generator = torch.Generator().manual_seed(2)
     weights, inputs = family.make_weights(spec, generator), family.make_inputs(spec, generator)
     scales = tuple(scale for scale in (inputs.x_scale, weights.w_scale) if scale is not None)

@@ -63,23 +63,23 @@ def test_replaces_counts_and_undoes(model: Model, x) -> None:
 
 
 def test_it_says_why_no_layer_is_replaced(row, table) -> None:
-    def said(model: nn.Module) -> str:
+    def printed(model: nn.Module) -> str:
         head, _, why = str(gemmpipe.patch(model)).partition(": 0 of 1 linear layers use tuned products")
         assert head == "gemmpipe"
         return why
 
     table(row(4, "onednn", {"method": "float32_packed"}), row(4, "cublaslt", {}, N=32))
     wide = nn.Sequential(nn.Linear(96, 64, bias=False))
-    assert said(wide) == ": a weight in float32; expected bfloat16 or float16 (1 layer)"
+    assert printed(wide) == ": a weight in float32; expected bfloat16 or float16 (1 layer)"
     other = nn.Sequential(nn.Linear(128, 64, bias=False).bfloat16())
-    assert said(other) == ": N=64 K=128 bias=False dtype=bfloat16: no row; tune it (1 layer)"
+    assert printed(other) == ": N=64 K=128 bias=False dtype=bfloat16: no row; tune it (1 layer)"
     lost = nn.Sequential(nn.Linear(96, 32, bias=False).bfloat16())  # of a library of GPUs
-    assert "N=32 K=96 bias=False dtype=bfloat16: its rows name candidates that cannot run here" in said(lost)
+    assert "N=32 K=96 bias=False dtype=bfloat16: its rows name candidates that cannot run here" in printed(lost)
     on_meta = nn.Sequential(nn.Linear(96, 64, bias=False, device="meta"))
-    assert said(on_meta) == ": a weight on the device 'meta' (1 layer)"
+    assert printed(on_meta) == ": a weight on the device 'meta' (1 layer)"
     assert str(gemmpipe.patch(nn.Sequential())) == "gemmpipe: 0 of 0 linear layers use tuned products"
     table(row(4, "onednn", {"method": "float32_packed"}, gfx="sm_90"))
-    assert "in any table; GEMMPIPE_CONFIG_A16W16 names no table with one (1 layer)" in said(wide.bfloat16())
+    assert "in any table; GEMMPIPE_CONFIG_A16W16 names no table with one (1 layer)" in printed(wide.bfloat16())
 
 
 def test_training_works_as_before(model: Model, x) -> None:

@@ -47,8 +47,8 @@ def tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Pat
 
 
 def _operands(order: str, m: int = M) -> tuple[torch.Tensor, ...]:
-    words = KernelDefaults(dtype=None, out_dtype=None, bias=None)
-    spec = FAMILY.spec(make_problem(FAMILY, {"M": m, "N": N, "K": K}, words, "cpu_avx2", "test"))
+    defaults = KernelDefaults(dtype=None, out_dtype=None, bias=None)
+    spec = FAMILY.spec(make_problem(FAMILY, {"M": m, "N": N, "K": K}, defaults, "cpu_avx2", "test"))
     generator = torch.Generator().manual_seed(1)
     inputs, weights = FAMILY.make_inputs(spec, generator), FAMILY.make_weights(spec, generator)
     scale = inputs.x_scale if order == "row" else inputs.x_scale.mT.contiguous().mT
@@ -129,7 +129,7 @@ def test_a_capture_records_the_order_of_scales(tmp_path: Path, monkeypatch: pyte
     recorder_for(path).flush()
     rows = [(row["M"], row["x_scale"], row["count"]) for row in csv.DictReader(path.open())]
     assert rows == [("8", "row", "1"), ("8", "column", "2"), ("1", "", "1")]
-    words = KernelDefaults(dtype=None, out_dtype=None, bias=None)
-    found = CsvShapes(path=str(path), rows_of=None).problems(FAMILY, words, "cpu_avx2")
+    defaults = KernelDefaults(dtype=None, out_dtype=None, bias=None)
+    found = CsvShapes(path=str(path), rows_of=None).problems(FAMILY, defaults, "cpu_avx2")
     assert [(p["M"], p["x_scale"], p.weight) for p in found] == [(8, "row", 1.0), (8, "column", 2.0), (1, None, 1.0)]
     assert [FAMILY.spec(p).x_scale.order for p in found] == ["row", "column", None]

@@ -78,7 +78,7 @@ def right(out: torch.Tensor, x: torch.Tensor, w: torch.Tensor) -> None:
 
 @pytest.mark.parametrize("place", [pytest.param("cpu"), pytest.param("cuda:0", marks=gpu)])
 def test_each_device_has_rows_of_its_own(write, place: str) -> None:
-    """Of one table in one process, the CPU's row is used on the CPU, a GPU's on that GPU."""
+    """With one table in one process the CPU's row is used on the CPU, a GPU's on that GPU."""
     rows = [row(cpu_device(), "torch", {"method": "mm"})]
     write(*rows, *([row(gpu_device(0), "triton", {**TILES, "NUM_KSPLIT": 4})] if place != "cpu" else []))
     for each in dict.fromkeys(("cpu", place)):

@@ -148,8 +148,8 @@ def test_a_form_is_complete_before_another_stream_can_find_it(
     monkeypatch.setattr("gemmpipe.runtime.binding.is_capturing", lambda device: False)
     monkeypatch.setattr("torch.cuda.current_stream", lambda index: Stream())
     family, device, weight = load_family("a16w16"), arch_device("sm_90"), torch.ones(64, 96).bfloat16()
-    words = KernelDefaults(dtype=None, out_dtype=None, bias=None)
-    spec = family.spec(make_problem(family, {"M": 4, "N": 64, "K": 96}, words, device.gfx, "case"))
+    defaults = KernelDefaults(dtype=None, out_dtype=None, bias=None)
+    spec = family.spec(make_problem(family, {"M": 4, "N": 64, "K": 96}, defaults, device.gfx, "case"))
     chosen = RunnableCandidate(implementation=Torch(), candidate=Candidate.of("torch", COPY))
     weights = Weights(w=weight)
     for _ in range(2):

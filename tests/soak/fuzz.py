@@ -40,7 +40,7 @@ class Hang(BaseException):
 
 @dataclass
 class Outcome:
-    """What became of one reader's inputs."""
+    """The results of one reader's inputs."""
 
     counts: Counter[str] = field(default_factory=Counter)
     seconds: float = 0.0
@@ -53,11 +53,11 @@ def outcome_of(reader: Reader, path: Path) -> str:
     try:
         reader.read(path)
     except UserError as error:
-        said = str(error)
-        if "\n" in said.replace(str(path), ""):
+        printed = str(error)
+        if "\n" in printed.replace(str(path), ""):
             return "a message of several lines"
-        if len(said.replace(str(path), "")) > LONGEST:
-            return f"a message of {len(said)} characters: {said[:200]}"
+        if len(printed.replace(str(path), "")) > LONGEST:
+            return f"a message of {len(printed)} characters: {printed[:200]}"
         return "refused"
     except Hang:
         return f"over {HANG_S} s"
@@ -117,7 +117,7 @@ def _apart(name: str, seed: int, seconds: float, folder: Path, results: "multipr
 
 
 def _outcome(process: multiprocessing.process.BaseProcess, results: "multiprocessing.Queue[Outcome]") -> Outcome:
-    """What a reader's process tells in the end, or that it was killed."""
+    """The last message of a reader's process, or that it was killed."""
     while True:
         try:
             return results.get(timeout=1)
@@ -158,11 +158,11 @@ def main() -> int:
             print(f"FORBIDDEN: {reader.name}, seed {given.seed}, {folder}*: {failure}", flush=True)
     total = sum(found.counts.total() for found in outcomes.values())
     failed = sum(found.counts["forbidden"] for found in outcomes.values())
-    said = f"{total:,} inputs of {len(outcomes)} readers, {failed} forbidden outcomes; seed {given.seed}."
-    said += f"\n\n{table(outcomes)}"
-    print(said)
+    printed = f"{total:,} inputs of {len(outcomes)} readers, {failed} forbidden outcomes; seed {given.seed}."
+    printed += f"\n\n{table(outcomes)}"
+    print(printed)
     if given.out:
-        given.out.write_text(f"{said}\n")
+        given.out.write_text(f"{printed}\n")
     return 1 if failed else 0
 
 

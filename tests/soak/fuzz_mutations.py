@@ -54,10 +54,10 @@ def linewise(raw: bytes, rng: random.Random) -> bytes:
 def wordwise(raw: bytes, rng: random.Random) -> bytes:
     """A few words or numbers exchanged for hostile ones."""
     for _ in range(rng.randint(1, 3)):
-        words = list(re.finditer(rb"[\w.%+-]+", raw))
-        if not words:
+        arguments = list(re.finditer(rb"[\w.%+-]+", raw))
+        if not arguments:
             return rng.choice(TEXTS).encode()
-        word = rng.choice(words)
+        word = rng.choice(arguments)
         new = rng.choice(NUMBERS if rng.random() < 0.6 else TEXTS)
         raw = raw[: word.start()] + new.encode(errors="surrogatepass") + raw[word.end() :]
     return raw

@@ -42,7 +42,7 @@ ROWS: tuple[Mutation, ...] = (*LINES, linewise_values, linewise_values)
 
 @dataclass(frozen=True, kw_only=True)
 class Reader:
-    """What reads a file; `read` takes its path, and raises AssertionError for what it should not have accepted."""
+    """A reader of files; `read` takes its path, and raises AssertionError for input that it must refuse."""
 
     name: str
     file: str
@@ -110,7 +110,7 @@ def model(path: Path) -> None:
 
 
 def _unless_none(act: Callable[[], Sequence[object]]) -> Sequence[object]:
-    """What a reader gives; nothing where the file has nothing for it."""
+    """The result of a reader; empty for a file without content for it."""
     from gemmpipe.core.errors import UserError
 
     try:
@@ -144,7 +144,7 @@ def results_of_tunableop(path: Path) -> None:
 
 
 def untuned_by_tunableop(path: Path) -> None:
-    """What TunableOp recorded, as problems."""
+    """Records of TunableOp, as problems."""
     TunableopShapes(path=str(path), rows_of=None).problems(load_family("a16w16"), NOTHING, "sm_90")
 
 
@@ -154,10 +154,10 @@ def run(path: Path) -> None:
 
 
 def hydra(path: Path) -> None:
-    """What was typed for a run."""
+    """The arguments of a run."""
     (path.parent.parent / "trials.jsonl").write_text("{}\n{}\n")
-    words = "hydra: {job: {config_name: tune}, runtime: {config_sources: []}}\n"
-    path.with_name("hydra.yaml").write_text(words)
+    arguments = "hydra: {job: {config_name: tune}, runtime: {config_sources: []}}\n"
+    path.with_name("hydra.yaml").write_text(arguments)
     find_run("resume", str(path.parent.parent), None, False)
 
 
@@ -194,7 +194,7 @@ READERS = (
     _reader("manifest", "manifest.json", TREES, lambda p: can_resume(p.parent), seeds.MANIFEST),
     _reader("sidecar", "t.csv.meta.json", TREES, read_runs, seeds.SIDECAR),
     _reader("recipe", "r.yaml", LINES, lambda p: read_recipe(p, GROUPS), seeds.RECIPE),
-    _reader("words of a run", "run/.hydra/overrides.yaml", LINES, hydra, seeds.HYDRA),
+    _reader("overrides of a run", "run/.hydra/overrides.yaml", LINES, hydra, seeds.HYDRA),
     Reader(
         name="recording",
         file="h200_a16w16.jsonl.xz",

@@ -88,7 +88,7 @@ class SlurmCluster:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What SLURM's programs find the cluster by."""
+        """The environment by which SLURM's programs find the cluster."""
         path = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/usr/local/sbin"])
         return {"SLURM_CONF": str(self.folder / "slurm.conf"), "PATH": path}
 
@@ -104,23 +104,23 @@ class SlurmCluster:
             self._run("slurmd", "-D", "-N", f"node{number}")
         self._wait_for(lambda: self.ask("sinfo", "-h", "-o", "%T").split() == ["idle"], "all nodes")
 
-    def _run(self, *words: str) -> None:
-        with (self.folder / f"{words[0]}.out").open("ab") as out:
+    def _run(self, *arguments: str) -> None:
+        with (self.folder / f"{arguments[0]}.out").open("ab") as out:
             environment = {**os.environ, **self.environment}
-            daemon = subprocess.Popen(words, stdout=out, stderr=out, env=environment, start_new_session=True)
+            daemon = subprocess.Popen(arguments, stdout=out, stderr=out, env=environment, start_new_session=True)
         self._daemons.append(daemon)
 
     def _wait_for(self, ready: Callable[[], bool], what: str) -> None:
         deadline = time.monotonic() + _ANSWER_S
         while not ready():
-            said = "".join(path.read_text(errors="replace")[-400:] for path in self.folder.glob("*.out"))
-            assert time.monotonic() < deadline, f"{what}: not there within {_ANSWER_S:g} s: {said}"
+            printed = "".join(path.read_text(errors="replace")[-400:] for path in self.folder.glob("*.out"))
+            assert time.monotonic() < deadline, f"{what}: not there within {_ANSWER_S:g} s: {printed}"
             time.sleep(0.1)
 
-    def ask(self, *words: str) -> str:
-        """What one of SLURM's programs says."""
+    def ask(self, *arguments: str) -> str:
+        """The output of one of SLURM's programs."""
         found = subprocess.run(
-            words, capture_output=True, text=True, env={**os.environ, **self.environment}, timeout=60, check=False
+            arguments, capture_output=True, text=True, env={**os.environ, **self.environment}, timeout=60, check=False
         )
         return found.stdout
 

@@ -32,7 +32,7 @@ LOCK = threading.Lock()
 
 @dataclass
 class Outcome:
-    """What became of one fault so far."""
+    """The results of one fault so far."""
 
     rounds: int = 0
     injected: int = 0
@@ -40,8 +40,8 @@ class Outcome:
     failures: list[str] = field(default_factory=list)
 
 
-def words(gpu: bool) -> tuple[str, ...]:
-    """What every run is given."""
+def arguments(gpu: bool) -> tuple[str, ...]:
+    """The arguments of every run."""
     kind = "poison" if gpu else "faulty"
     common = ("shapes=list", "format=[csv]", "timer@stages.bench.timer=quick")
     if gpu:
@@ -54,7 +54,7 @@ def words(gpu: bool) -> tuple[str, ...]:
 def inject(fault: Fault, seed: int, gpu: bool, folder: Path) -> tuple[int, str]:
     """One round of a fault in an empty folder: how often it was injected, and what was not withstood."""
     family = load_family("poison" if gpu else "faulty")
-    site = Site(folder=folder, words=words(gpu), family=family)
+    site = Site(folder=folder, arguments=arguments(gpu), family=family)
     try:
         return fault.act(site, random.Random(seed)), ""
     except Exception as error:  # noqa: BLE001 - whatever it is, it belongs into the table

@@ -78,13 +78,13 @@ def go_on(site: Site, ms: tuple[int, ...] = MS, run: str = "last") -> None:
 # Candidates that fail
 
 
-def faulty(kind: str, status: str, *words: str, paces: tuple[int, ...] = (0, 1)) -> Act:
+def faulty(kind: str, status: str, *arguments: str, paces: tuple[int, ...] = (0, 1)) -> Act:
     """Candidates that fail in one way beside healthy ones: each named with its status, no other blamed."""
 
     def act(site: Site, chance: random.Random) -> int:
         ms = tuple(sorted(chance.sample(range(1, 65), 4)))
         own = (f"space.KIND=[right,{kind}]", f"space.PACE_MS=[{','.join(map(str, paces))}]")
-        error = ended(site.start(problems(ms), *own, *words), 0)
+        error = ended(site.start(problems(ms), *own, *arguments), 0)
         kinds = knob_of(site, "KIND")
         trials = site.rows("trial")
         injected = 0
@@ -152,11 +152,11 @@ def in_session(site: Site, started: Started) -> bool:
 
 def killed_driver(site: Site, chance: random.Random) -> int:
     """SIGKILL the driver at random moments and resume, five times, then to the end."""
-    words = (problems(), "space.PACE_MS=[0,5,6,7,8]", "search=exhaustive", f"batch={chance.choice((1, 100))}")
+    arguments = (problems(), "space.PACE_MS=[0,5,6,7,8]", "search=exhaustive", f"batch={chance.choice((1, 100))}")
     kills, before = 0, list[Row]()
     for _ in range(5):
         begun = bool(site.rows("problem"))
-        started = site.start(*(("resume=last",) if begun else words))
+        started = site.start(*(("resume=last",) if begun else arguments))
         in_session(site, started)
         kills += kill_after(chance, started, 2.5, started.process.kill)
         started.process.communicate()

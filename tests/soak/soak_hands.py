@@ -65,7 +65,7 @@ def deleted_outputs(site: Site, chance: random.Random) -> int:
     deletions = 0
     for _ in range(chance.randrange(1, 4)):
         time.sleep(chance.uniform(0.1, 1.0))
-        # What is deleted after the last row is lost, although the process takes a second more to end.
+        # Files deleted after the last row are lost, although the process takes a second more to end.
         if started.process.poll() is None and len(site.rows("done")) <= len(MS) - 2:
             shutil.rmtree(site.folder / chance.choice(("outputs", "outputs/tuned", "outputs/runs")), ignore_errors=True)
             deletions += 1
@@ -79,7 +79,7 @@ def deleted_outputs(site: Site, chance: random.Random) -> int:
 
 
 def left_behind(site: Site, chance: random.Random) -> int:
-    """What a machine leaves that crashed: locks of nobody, halves of files, a journal of zeros."""
+    """The remains of a crashed machine: locks without an owner, half-written files, a journal of zeros."""
     tuned, runs = site.table.parent, site.folder / "outputs" / "runs" / "tune" / "2020-01-01_00-00-00-000000"
     tuned.mkdir(parents=True)
     runs.mkdir(parents=True)

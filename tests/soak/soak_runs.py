@@ -26,7 +26,7 @@ NEEDED = {
     "problem": {"id", "key"},
     "candidate": {"id", "knobs"},
 }
-"""What rows hold that gemmpipe wrote; others are somebody's garbage."""
+"""Fields of rows that gemmpipe wrote; other rows are foreign."""
 COMMAND_LINE = """
 import sys
 from gemmpipe.cli import entry
@@ -64,7 +64,7 @@ class Started:
         return [pid for pid in kin if parent_of(pid) in kin]
 
     def gone(self, within_s: float = 60) -> bool:
-        """Whether nothing of it is left after so long at most."""
+        """True once none of its processes is left, within a time limit."""
         deadline = time.monotonic() + within_s
         while self.kin() and time.monotonic() < deadline:
             time.sleep(0.05)
@@ -84,8 +84,8 @@ class Site:
     """A folder in which runs of one family are started."""
 
     folder: Path
-    words: tuple[str, ...]
-    """What every new run is given; a resumed one knows."""
+    arguments: tuple[str, ...]
+    """Arguments of every new run; a resumed one has them in its folder."""
     family: Family
     environment: Mapping[str, str] = field(default_factory=dict)
     started: list[Started] = field(default_factory=list)
@@ -93,16 +93,16 @@ class Site:
     temporary: str = field(default_factory=tempfile.mkdtemp)
 
     def start(
-        self, *words: str, most_bytes: int = 0, environment: Mapping[str, str] | None = None, before: str = ""
+        self, *arguments: str, most_bytes: int = 0, environment: Mapping[str, str] | None = None, before: str = ""
     ) -> Started:
-        """Start `gemmpipe` with these words.
+        """Start `gemmpipe` with these arguments.
 
         `most_bytes` is the largest file that it may write; `before` is Python that its process executes first.
         """
         mark = f"run-{uuid.uuid4()}"
-        known = () if words and words[0].startswith("resume=") else self.words
+        known = () if arguments and arguments[0].startswith("resume=") else self.arguments
         process = subprocess.Popen(
-            [sys.executable, *(["-c", before + COMMAND_LINE] if before else ["-m", "gemmpipe"]), *known, *words],
+            [sys.executable, *(["-c", before + COMMAND_LINE] if before else ["-m", "gemmpipe"]), *known, *arguments],
             cwd=self.folder,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -130,7 +130,7 @@ class Site:
                 each.process.communicate()
         shutil.rmtree(self.temporary, ignore_errors=True)
 
-    # What lies there
+    # Files in the folder
 
     @property
     def table(self) -> Path:
@@ -172,7 +172,7 @@ class Site:
         return True
 
 
-# What must hold
+# Invariants
 
 
 def nothing_is_repeated(rows: Iterable[Row]) -> None:

@@ -26,7 +26,7 @@ def small_disk(path: Path, kilobytes: int) -> Iterator[None]:
 
 
 def may_mount() -> bool:
-    """Whether this user may mount file systems."""
+    """True if this user may mount file systems."""
     with tempfile.TemporaryDirectory() as folder:
         try:
             with small_disk(Path(folder) / "disk", 16):
@@ -38,9 +38,9 @@ def may_mount() -> bool:
 def full_disk(site: Site, chance: random.Random) -> int:
     """A disk that is full after some kilobytes: code 3 in one line; with room again the run goes on."""
     outputs = site.folder / "outputs"
-    words = (problems(), f"space.PACE_MS=[{','.join(str(i / 100) for i in range(40))}]", "search=exhaustive")
+    arguments = (problems(), f"space.PACE_MS=[{','.join(str(i / 100) for i in range(40))}]", "search=exhaustive")
     with small_disk(outputs, chance.randrange(16, 72, 4)):
-        error = ended(site.start(*words, "batch=2"), 3)
+        error = ended(site.start(*arguments, "batch=2"), 3)
         assert len(error.splitlines()) == 1, error[-600:]
         artifacts_are_whole(site)
         subprocess.run(["mount", "-o", "remount,size=64m", outputs], check=True)
@@ -51,8 +51,8 @@ def full_disk(site: Site, chance: random.Random) -> int:
 
 def largest_file(site: Site, chance: random.Random) -> int:
     """A file that may grow no more (a quota): the same."""
-    words = (problems(), f"space.PACE_MS=[{','.join(str(i / 100) for i in range(60))}]", "search=exhaustive")
-    error = ended(site.start(*words, most_bytes=chance.randrange(8_000, 60_000)), 3)
+    arguments = (problems(), f"space.PACE_MS=[{','.join(str(i / 100) for i in range(60))}]", "search=exhaustive")
+    error = ended(site.start(*arguments, most_bytes=chance.randrange(8_000, 60_000)), 3)
     assert len(error.splitlines()) == 1, error[-600:]
     artifacts_are_whole(site)
     if site.rows("problem"):
@@ -88,8 +88,8 @@ def spoilt_journals(spoil: Callable[[bytes, random.Random], bytes]) -> Act:
     """A journal that somebody spoilt: what is whole in it is kept, what is not is done again."""
 
     def act(site: Site, chance: random.Random) -> int:
-        words = (problems(), "space.PACE_MS=[0,1,2]", "search=exhaustive")
-        ended(site.start(*words), 0)
+        arguments = (problems(), "space.PACE_MS=[0,1,2]", "search=exhaustive")
+        ended(site.start(*arguments), 0)
         path = site.journal()
         assert path is not None
         whole = path.read_bytes()

@@ -9,8 +9,8 @@ from gemmpipe.family import Family, KernelDefaults
 from gemmpipe.sources.inline import InlineShapes
 
 
-def _keys(items: Sequence[object], family: Family, words: KernelDefaults) -> list[tuple[object, ...]]:
-    made = InlineShapes(items=items).problems(family, words, "sm_90")  # type: ignore[arg-type]
+def _keys(items: Sequence[object], family: Family, defaults: KernelDefaults) -> list[tuple[object, ...]]:
+    made = InlineShapes(items=items).problems(family, defaults, "sm_90")  # type: ignore[arg-type]
     return [(p["M"], p["N"], p["K"], p.weight) for p in made]
 
 

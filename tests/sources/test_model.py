@@ -146,8 +146,8 @@ def test_biases_belong_to_the_key(sixteen: Family, no_words: KernelDefaults) -> 
     source = model(path=None, config=_config("Qwen2", 1024, 2048, 2, 8, 8, 1000), tp=1, nsets=[1])
     biased = {p.layer for p in source.problems(sixteen, no_words, "sm_90") if p["bias"]}
     assert biased == {"qkv_proj"}
-    words = KernelDefaults(dtype=None, out_dtype=None, bias=False)
-    assert not any(p["bias"] for p in source.problems(sixteen, words, "sm_90"))
+    defaults = KernelDefaults(dtype=None, out_dtype=None, bias=False)
+    assert not any(p["bias"] for p in source.problems(sixteen, defaults, "sm_90"))
 
 
 @pytest.mark.parametrize(

@@ -19,8 +19,8 @@ def table(tmp_path: Path) -> Path:
     return tmp_path / "shapes.csv"
 
 
-def _sizes(path: object, family: Family, words: KernelDefaults) -> list[tuple[object, ...]]:
-    made = read(path=path).problems(family, words, "sm_90")  # type: ignore[arg-type]
+def _sizes(path: object, family: Family, defaults: KernelDefaults) -> list[tuple[object, ...]]:
+    made = read(path=path).problems(family, defaults, "sm_90")  # type: ignore[arg-type]
     return [(p["M"], p["N"], p["K"], p.weight) for p in made]
 
 
@@ -170,17 +170,17 @@ def test_rows_of_other_kernels_are_reported(table: Path, blockscale: Family, no_
 
 
 def test_bad_rows_are_left_out_on_request(tmp_path: Path) -> None:
-    path, words = tmp_path / "t.csv", KernelDefaults(dtype=None, out_dtype=None, bias=None)
+    path, defaults = tmp_path / "t.csv", KernelDefaults(dtype=None, out_dtype=None, bias=None)
     path.write_text("M,N,K\n8,32,64\neight,32,64\n-1,32,64\n16,32,64\n")
     family = load_family("a16w16")
     with pytest.raises(UserError, match=r"t\.csv:3: column M: 'eight'"):
-        CsvShapes(path=str(path), rows_of=None).problems(family, words, "sm_90")
+        CsvShapes(path=str(path), rows_of=None).problems(family, defaults, "sm_90")
     source = CsvShapes(path=str(path), rows_of=None, skip_bad_rows=True)
-    assert [problem["M"] for problem in source.problems(family, words, "sm_90")] == [8, 16]
-    assert "2 rows, the first: " in source.left_out(family, words, "sm_90")
+    assert [problem["M"] for problem in source.problems(family, defaults, "sm_90")] == [8, 16]
+    assert "2 rows, the first: " in source.left_out(family, defaults, "sm_90")
     path.write_text("M,N,K\neight,32,64\n")
     with pytest.raises(UserError, match="column M: 'eight'"):
-        source.problems(family, words, "sm_90")
+        source.problems(family, defaults, "sm_90")
 
 
 @pytest.mark.parametrize(

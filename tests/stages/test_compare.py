@@ -79,8 +79,8 @@ def test_on_a_cpu(folder: Path, compare: Callable[..., Compare]) -> None:
     assert absent["status"].eq("unsupported").all()
     assert absent["error"]["triton.autotune"] == "no GPU: Triton tunes on one"
     assert max(len(line) for line in text.splitlines() if str(folder) not in line and "shapes=" not in line) <= 80
-    (said,) = re.findall(r"not timed without a GPU: (.*) \(compared.csv has why\)", " ".join(text.split()))
-    assert {"deepgemm", "quack", "same_size blockwise", "triton.autotune", "untuned"} <= set(said.split(", "))
+    (printed,) = re.findall(r"not timed without a GPU: (.*) \(compared.csv has why\)", " ".join(text.split()))
+    assert {"deepgemm", "quack", "same_size blockwise", "triton.autotune", "untuned"} <= set(printed.split(", "))
     assert "no GPU:" not in text
     regimes = pd.read_csv(run_dir / "regimes.csv")
     assert set(regimes["regime"]) == {"M 4 to 16"}
@@ -91,10 +91,10 @@ def test_on_a_cpu(folder: Path, compare: Callable[..., Compare]) -> None:
 
 @pytest.mark.e2e
 def test_own_kernels_of_the_finals_where_a_library_was_chosen(
-    faulty_words: tuple[str, ...], compare: Callable[..., Compare], folder: Path
+    faulty_arguments: tuple[str, ...], compare: Callable[..., Compare], folder: Path
 ) -> None:
     """1 ms stays far below 5 ms on a busy machine, from where screening skips a candidate at larger M."""
-    args = (*faulty_words, "space.PACE_MS=[1,60]", "stages.select.min_improvement_pct=0")
+    args = (*faulty_arguments, "space.PACE_MS=[1,60]", "stages.select.min_improvement_pct=0")
     assert main(args) == 0
     run_dir, text = compare(*args)
     compared = pd.read_csv(run_dir / "compared.csv").set_index(["M", "name"])
@@ -116,9 +116,9 @@ def test_own_kernels_of_the_finals_where_a_library_was_chosen(
 
 
 @pytest.mark.e2e
-def test_all_batches_have_one_summary(faulty_words: tuple[str, ...], compare: Callable[..., Compare]) -> None:
+def test_all_batches_have_one_summary(faulty_arguments: tuple[str, ...], compare: Callable[..., Compare]) -> None:
     items = "shapes.items=[{M: 8, N: 32, K: 64}, {M: 16, N: 16, K: 64}, {M: 16, N: 48, K: 64}]"
-    run_dir, text = compare(*faulty_words, items, "batch=1", "space.PACE_MS=[0]")
+    run_dir, text = compare(*faulty_arguments, items, "batch=1", "space.PACE_MS=[0]")
     compared = pd.read_csv(run_dir / "compared.csv")
     assert not compared.duplicated(["problem", "name"]).any()
     assert compared["problem"].nunique() == 3
@@ -132,7 +132,7 @@ def test_all_batches_have_one_summary(faulty_words: tuple[str, ...], compare: Ca
 
 @pytest.mark.e2e
 def test_a_stopped_comparison_resumes(
-    faulty_words: tuple[str, ...], compare: Callable[..., Compare], monkeypatch: pytest.MonkeyPatch
+    faulty_arguments: tuple[str, ...], compare: Callable[..., Compare], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     finals = Bench.run
 
@@ -141,11 +141,11 @@ def test_a_stopped_comparison_resumes(
         raise OutOfTime("stopped")
 
     monkeypatch.setattr(Bench, "run", stopped_after)
-    run_dir, text = compare(*faulty_words, "space.PACE_MS=[1]")
+    run_dir, text = compare(*faulty_arguments, "space.PACE_MS=[1]")
     assert "compare: skipped; run again with resume=last (needs lineup)" in text, "unfinished finals are not compared"
     assert not (run_dir / "compared.csv").exists()
     monkeypatch.undo()
-    again, text = compare(f"resume={run_dir}", faulty_words[0])
+    again, text = compare(f"resume={run_dir}", faulty_arguments[0])
     assert again == run_dir
     assert "finished trials in" in text
     assert pd.read_csv(run_dir / "compared.csv")["us"].notna().any()

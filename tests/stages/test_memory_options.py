@@ -1,4 +1,4 @@
-"""What more memory for weights would gain: the rows of a problem."""
+"""Gains of more memory for weights: the rows of a problem."""
 
 import pytest
 

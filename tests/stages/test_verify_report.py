@@ -9,7 +9,7 @@ ALONE = "host interleaved"
 
 
 @pytest.mark.parametrize(
-    ("row", "own", "said"),
+    ("row", "own", "printed"),
     [
         ({"policy": ALONE, "device": "cpu"}, {"shared": False}, ""),
         ({"policy": ALONE, "device": None}, {"shared": float("nan")}, ""),
@@ -22,11 +22,11 @@ ALONE = "host interleaved"
     ],
 )
 def test_times_are_compared_only_if_both_were_taken_alike(
-    row: dict[str, object], own: dict[str, object], said: str
+    row: dict[str, object], own: dict[str, object], printed: str
 ) -> None:
     reason = why_not_compared(row, own, ALONE, "cpu")
-    assert bool(reason) == bool(said)
-    assert said in reason
+    assert bool(reason) == bool(printed)
+    assert printed in reason
 
 
 @pytest.mark.parametrize(

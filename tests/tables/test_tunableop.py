@@ -148,8 +148,8 @@ def test_broken_files(text: str, line: str, tmp_path: Path, mi300x: Device) -> N
 def test_they_are_inputs_of_a_merge(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plain = "\n".join(line for line in ROCM.splitlines() if "Float8" not in line)
     (folder / "tunableop_results0.csv").write_text(plain + "\n")
-    words = ["merge", "kernel=a16w16", "inputs=[tunableop_results0.csv]", "output=out"]
-    assert main([*words, "target=[gfx942]"]) == 0
+    arguments = ["merge", "kernel=a16w16", "inputs=[tunableop_results0.csv]", "output=out"]
+    assert main([*arguments, "target=[gfx942]"]) == 0
     rows = store.read(folder / "out" / "bf16_tuned_gemm.csv", load_family("a16w16"))
     assert {(row["M"], row["gfx"], row["cu_num"], row["libtype"], row["us"], row["policy"]) for row in rows} == {
         (7, "gfx942", 304, "hipblaslt", 11.3, "tunableop"),

@@ -151,7 +151,7 @@ def _no_worse(conflict: DroppedRow) -> bool:
     if store.is_timed(left):
         assert store.is_timed(kept), "a row without a time never displaces one with"
         assert not (provisional[0] and not provisional[1]), "a provisional row never displaces one timed alone"
-    # Of two library types one may have the hash of a kernel that has changed since, and the other no kernel.
+    # One of two library types may have the hash of a kernel that has changed since, and the other no kernel.
     same = all(kept[name] == left[name] for name in ("policy", "device", "libtype", "kernelName"))
     if same and store.is_timed(kept) and store.is_timed(left):
         assert kept["us"] <= left["us"]  # type: ignore[operator]
