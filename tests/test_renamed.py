@@ -414,7 +414,7 @@ def test_keywords_and_members() -> None:
     assert bucket.admits(Candidate.of("triton", {"BLOCK": 16}))  # type: ignore[attr-defined]
     assert (Status.UNFIT, Status.DROPPED, Status.WRONG) == (Status.UNSUPPORTED, Status.PRUNED, Status.INCORRECT)  # type: ignore[attr-defined]
     with pytest.warns(DeprecationWarning, match=r"KeyColumn\(words=\): renamed; use KeyColumn\(choices=\)"):
-        column = KeyColumn(name="act", kind="str", arguments=(("silu", "Silu"),))  # type: ignore[call-arg]
+        column = KeyColumn(name="act", kind="str", words=(("silu", "Silu"),))  # type: ignore[call-arg]
     assert column == KeyColumn(name="act", kind="str", choices=(("silu", "Silu"),))
     with pytest.raises(TypeError, match=r"Bucket.__init__\(\) got an unexpected keyword argument 'mst'"):
         Bucket(format="f", name="n", low=0, high=16, mst=())  # type: ignore[call-arg]

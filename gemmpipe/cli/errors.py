@@ -13,7 +13,6 @@ from gemmpipe.cli import tolerating_closed_pipes
 from gemmpipe.core.errors import EnvironmentProblem, GemmpipeError, UserError, printable, shortened
 from gemmpipe.core.renamed import take_notices
 from gemmpipe.core.text_table import fold_width
-from gemmpipe.family.guard import error_location
 from gemmpipe.report.lines import Line, fitted
 
 _MAX_LINE = 500
@@ -66,6 +65,8 @@ def system_error(error: OSError) -> GemmpipeError:
 
 def as_bug(error: Exception, config_dir: Path | None = None) -> GemmpipeError:
     """An unexpected exception as ours: with its line if it comes from a Python file of the user's `config_dir`."""
+    from gemmpipe.family.guard import error_location  # every command imports this module
+
     place = error_location(config_dir, error) if config_dir else ""
     text = terminal_line(f"{place or 'internal error'}: {type(error).__name__}: {error}")
     return (UserError if place else EnvironmentProblem)(f"{text} (GEMMPIPE_DEBUG=1 prints the traceback)")
