@@ -9,6 +9,7 @@ from pathlib import Path
 
 from gemmpipe.core.events import Event
 from gemmpipe.listeners import Listener, RunOutcome, RunStart
+from gemmpipe.report.progress import RunProgress
 
 VERSION = 1
 """The version of the schema; raised when a field changes its meaning or is removed, not for new fields and events."""
@@ -21,6 +22,7 @@ class JsonStream(Listener):
         self._write = write
         self._began_s = time.monotonic()
         self._stage, self._total = "", 0
+        self._progress = RunProgress(self._began_s)
         self._lock = threading.Lock()  # events may come from several threads
 
     def require(self) -> None:
@@ -36,11 +38,16 @@ class JsonStream(Listener):
         )
 
     def event(self, event: Event) -> None:
+        self._progress.take(event, time.monotonic())
         if event.kind == "stage":
             self._stage, self._total = event.text, event.total
             self._emit("stage", stage=event.text, total=event.total)
         elif event.kind == "progress":
-            more = {"text": event.text} if event.text else {}
+            more: dict[str, object] = {"text": event.text} if event.text else {}
+            if self._progress.of_run is not None:
+                more["share"] = round(self._progress.of_run, 3)
+            if (left_s := self._progress.left_s(time.monotonic())) is not None:
+                more["left_s"] = round(left_s, 1)
             self._total = event.total or self._total
             self._emit("progress", stage=self._stage, done=event.done, total=self._total, **more)
         elif event.text:

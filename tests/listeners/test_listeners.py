@@ -139,6 +139,21 @@ def test_products_that_differ_in_more_than_sizes_have_names_of_their_own() -> No
     assert list(product_names(products[:1])) == ["M1_N8"]
 
 
+def test_progress_in_json_has_the_share_and_the_time_left_once_they_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr("gemmpipe.listeners.json_stream.time.monotonic", lambda: now[0])
+    lines: list[str] = []
+    stream = JsonStream(lines.append)
+    stream(Event(kind="step", text="screen", done=2, total=6, rest_s=20.0))
+    stream(Event(kind="stage", text="screen", unit="trials"))
+    stream(Event(kind="progress", text="listing configurations"))
+    now[0] = 130.0
+    stream(Event(kind="progress", done=50, total=100))
+    first, last = [found for line in lines if (found := json.loads(line))["event"] == "progress"]
+    assert first.keys().isdisjoint({"share", "left_s"})
+    assert (last["share"], last["left_s"]) == (0.375, 50.0)
+
+
 def test_every_event_is_one_line_of_json() -> None:
     lines: list[str] = []
     stream = JsonStream(lines.append)
