@@ -29,7 +29,7 @@ _CPU_WEIGHT_ROWS = 32
 _BUILDS_PER_SQRT = 6.0
 """Builds of a run over the square root of its trials, before it is measured: problems share builds (4.6 to 12 in 15
 runs on an H100, 2026-11-25; 5.5 on an H200)."""
-_LAST_WEIGHT, _FEW_SEARCHES, _BEGUN = 0.5, 15, 0.3
+_LAST_WEIGHT, _FEW_SEARCHES, _BEGUN = 0.65, 8, 0.5
 """The last searches count with this weight where they are at most so many, and with less before so much is done."""
 _MEASURE_S = 0.2
 _MIN_TIMED = 3  # results of a problem before their mean counts
