@@ -35,6 +35,8 @@ class Sglang:
     modules: dict[str, ModuleType] = field(default_factory=dict)
     calls: list[str] = field(default_factory=list)
     """The kernels that ran: `linear`, `blocks`, `rows`, `experts`."""
+    scales: list[torch.Tensor] = field(default_factory=list)
+    """x's block scales, as its quantiser laid them out."""
     settings: SimpleNamespace = field(
         default_factory=lambda: SimpleNamespace(
             deterministic=SimpleNamespace(enable_deterministic_inference=False),
@@ -116,7 +118,8 @@ def _linear(made: Sglang) -> None:
     utils = made.module(
         f"{QUANTIZATION}.fp8_utils",
         apply_fp8_linear=_rows_function(made),
-        per_token_group_quant_fp8=lambda x, size: quantise(x, size),
+        per_token_group_quant_fp8=group_quantiser(made),
+        sglang_per_token_group_quant_fp8=group_quantiser(made),
         sglang_per_token_quant_fp8=lambda x: quantise(x, x.shape[-1]),
     )
     apply = method(
@@ -132,6 +135,31 @@ def _linear(made: Sglang) -> None:
     made.module(f"{QUANTIZATION}.fp8", Fp8LinearMethod=type("Fp8LinearMethod", (), {"apply": apply}))
 
 
+def group_quantiser(made: Sglang) -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:
+    """SGLang's parameters and its own layout of scales, with torch's arithmetic."""
+    text = source_of("sglang", made.version, "sglang/kernels/ops/quantization/fp8_kernel.py")
+    scales_for = function(text, "create_per_token_group_quant_fp8_output_scale", torch=torch)
+
+    def per_token_group_quant_fp8(
+        x: torch.Tensor,
+        group_size: int,
+        eps: float = 1e-10,
+        column_major_scales: bool = False,
+        scale_tma_aligned: bool = False,
+        scale_ue8m0: bool = False,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        assert x.is_contiguous()
+        layout = (column_major_scales, scale_tma_aligned, scale_ue8m0)
+        held = scales_for(x.shape, x.device, group_size, *layout)
+        groups = x.float().view(*x.shape[:-1], -1, group_size)
+        scale = groups.abs().amax(-1).clamp(min=1e-6) / 448
+        held.copy_(scale.log2().ceil().exp2() if scale_ue8m0 else scale)
+        made.scales.append(held)
+        return (groups / held.unsqueeze(-1)).to(torch.float8_e4m3fn).view(x.shape), held
+
+    return per_token_group_quant_fp8
+
+
 def _rows_function(made: Sglang) -> Callable[..., torch.Tensor]:
     node = definition(made.source("layers/quantization/fp8_utils.py"), "apply_fp8_linear")
     assert isinstance(node, ast.FunctionDef)
@@ -145,22 +173,27 @@ def _rows_function(made: Sglang) -> Callable[..., torch.Tensor]:
     return function(text, "apply_fp8_linear", cutlass_fp8_supported=lambda: True, compute=compute)  # type: ignore[no-any-return]
 
 
-def block_linear(made: Sglang) -> Callable[..., torch.Tensor]:
-    """SGLang's product by blocks, by torch; with the parameters of all its backends."""
+def block_linear(made: Sglang, name: str = "triton_w8a8_block_fp8_linear") -> Callable[..., torch.Tensor]:
+    """SGLang's product by blocks of this name, by torch; with the parameters of all its backends."""
 
-    def triton_w8a8_block_fp8_linear(
+    def compute(
         input: torch.Tensor,  # noqa: A002 - SGLang's name
         weight: torch.Tensor,
         block_size: list[int],
         weight_scale: torch.Tensor,
         input_scale: torch.Tensor | None = None,
         bias: torch.Tensor | None = None,
+        act_scale_ue8m0: bool = False,
     ) -> torch.Tensor:
         made.calls.append("blocks")
+        assert input_scale is None or "flashinfer" not in name
         wide = weight_scale.repeat_interleave(128, 0).repeat_interleave(128, 1)[: weight.shape[0], : weight.shape[1]]
+        if input_scale is not None:
+            input = (input.float() * input_scale.repeat_interleave(128, 1)).bfloat16()  # noqa: A001 - as above
         return linear(input, (weight.float() * wide).to(input.dtype), bias)
 
-    return triton_w8a8_block_fp8_linear
+    compute.__name__ = name
+    return compute
 
 
 def _experts(made: Sglang) -> None:

@@ -22,16 +22,15 @@ from gemmpipe.plugins.engine_dispatch import (
 )
 from gemmpipe.plugins.scope import BF16, FP8_BLOCKS, FP8_ROWS
 from gemmpipe.plugins.sglang import FAMILIES
+from gemmpipe.plugins.sglang_blocks import UTILS, block_kernel, dequantised_call
 from gemmpipe.plugins.sglang_notice import SGLANG_NOTICE
 from gemmpipe.plugins.tuned_products import has_rows
-from gemmpipe.runtime.binding import GemmCall
 from gemmpipe.runtime.cache import process_device
 from gemmpipe.runtime.operands import OptionalTensor, dtype_name
 
 Original = Callable[..., torch.Tensor]
 """SGLang's function."""
 _FP8 = torch.float8_e4m3fn
-_UTILS = "sglang.srt.layers.quantization.fp8_utils"
 _ROWS: dict[tuple[object, ...], bool] = {}
 """Key of a product -> True if rows may be used, for functions without a layer."""
 _ROW_KERNELS: dict[tuple[tuple[str, Any], ...], str] = {}
@@ -122,43 +121,7 @@ def _block_kernel(method: Any, layer: Any) -> str:
     n, k = weight.shape
     if not has_rows(FAMILIES[FP8_BLOCKS], process_device(), {"N": n, "K": k, "outdtype": "bfloat16"}):
         return ""
-    function = method.w8a8_block_fp8_linear
-    size = list(method.weight_block_size)
-
-    def from_16bit(
-        x: torch.Tensor, w: torch.Tensor, x_scale: OptionalTensor, w_scale: OptionalTensor, bias: OptionalTensor
-    ) -> torch.Tensor:
-        made: torch.Tensor = function(
-            input=x, weight=w, block_size=size, weight_scale=w_scale, input_scale=None, bias=bias
-        )
-        return made
-
-    title = getattr(getattr(function, "func", function), "__name__", type(function).__name__)
-    bound = " ".join(f"{key}={value}" for key, value in sorted(getattr(function, "keywords", {}).items()))
-    kernel = EngineKernel(
-        name=f"sglang {title} {bound} N={n} K={k}",
-        call=_quantised_call(function, size),
-        from_16bit=from_16bit,
-        quantise=_quantise_groups,
-    )
-    return register_kernel(kernel)
-
-
-def _quantised_call(function: Callable[..., torch.Tensor], size: list[int]) -> GemmCall:
-    """SGLang's function for an x that is quantised already."""
-
-    def call(
-        x: torch.Tensor, w: torch.Tensor, x_scale: OptionalTensor, w_scale: OptionalTensor, bias: OptionalTensor
-    ) -> torch.Tensor:
-        return function(input=x, weight=w, block_size=size, weight_scale=w_scale, input_scale=x_scale, bias=bias)
-
-    return call
-
-
-def _quantise_groups(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """x in groups of 128 along K, by SGLang's own function."""
-    made: tuple[torch.Tensor, torch.Tensor] = import_module(_UTILS).per_token_group_quant_fp8(x, SCALE_BLOCK)
-    return made
+    return register_kernel(block_kernel(method.w8a8_block_fp8_linear, n, k))
 
 
 def block_layer_reason(method: Any, layer: Any) -> str:
@@ -217,7 +180,7 @@ def _row_kernel(original: Original, options: dict[str, Any]) -> str:
         flags = " ".join(f"{name}={value}" for name, value in key)
         kernel = EngineKernel(
             name=f"sglang apply_fp8_linear {flags}",
-            call=_row_call(from_16bit),
+            call=dequantised_call(from_16bit),
             from_16bit=from_16bit,
             quantise=_quantise_rows,
         )
@@ -225,21 +188,9 @@ def _row_kernel(original: Original, options: dict[str, Any]) -> str:
     return _ROW_KERNELS[key]
 
 
-def _row_call(from_16bit: GemmCall) -> GemmCall:
-    """For a quantised x that no row answers after all: back to 16 bits, then SGLang's function."""
-
-    def call(
-        x: torch.Tensor, w: torch.Tensor, x_scale: OptionalTensor, w_scale: OptionalTensor, bias: OptionalTensor
-    ) -> torch.Tensor:
-        assert x_scale is not None
-        return from_16bit((x.float() * x_scale.view(-1, 1)).bfloat16(), w, None, w_scale, bias)
-
-    return call
-
-
 def _quantise_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """x per token, by SGLang's own function."""
-    made: tuple[torch.Tensor, torch.Tensor] = import_module(_UTILS).sglang_per_token_quant_fp8(x)
+    made: tuple[torch.Tensor, torch.Tensor] = import_module(UTILS).sglang_per_token_quant_fp8(x)
     return made
 
 

@@ -138,6 +138,40 @@ def blocks(folder: Path) -> dict[str, Any]:
     return ranks(True)
 
 
+def columns(folder: Path) -> dict[str, Any]:
+    """M -> (step, strides of x's scales, error, copied operands) where SGLang calls DeepGEMM, which is not run.
+
+    Its own quantiser writes the scales, and our kernel reads them where they lie.
+    """
+    from sglang.srt.layers.quantization import fp8_utils
+
+    from gemmpipe.runtime import dispatch_report
+
+    layer = layer_of("replicated", 0, True)
+    exact = load(layer, "replicated", 7)
+    layer.quant_method.w8a8_block_fp8_linear = fp8_utils.deepgemm_w8a8_block_fp8_linear_with_fallback
+    plain, strides, copied, found = fp8_utils.per_token_group_quant_fp8, set(), [], {}
+
+    def quantise(*given: Any, **options: Any) -> Any:
+        made = plain(*given, **options)
+        strides.add(made[1].stride())
+        return made
+
+    with (
+        mock.patch.object(fp8_utils, "per_token_group_quant_fp8", quantise),
+        mock.patch("gemmpipe.runtime.operands.log_copied", lambda name, tensor: copied.append(name)),
+    ):
+        for m in (16, 9, 1):
+            look_up_again()
+            strides.clear()
+            copied.clear()
+            x = random(m, K, seed=m).bfloat16()
+            out = [layer.quant_method.apply(layer, x) for _ in range(2)][1]
+            (step,) = dispatch_report().values()
+            found[m] = [step, sorted(strides), error(out, x.float() @ exact.t()), len(copied)]
+    return found
+
+
 def lora(folder: Path) -> dict[str, Any]:
     """SGLang's wrapper over a layer with rows: its backend's part is added to our product."""
     import torch
@@ -165,7 +199,7 @@ def lora(folder: Path) -> dict[str, Any]:
     return {"step": step, "error": error(out, x.float() @ exact.t() + added.float())}
 
 
-CASES: dict[str, Callable[[Path], dict[str, Any]]] = {case.__name__: case for case in (bf16, blocks, lora)}
+CASES: dict[str, Callable[[Path], dict[str, Any]]] = {case.__name__: case for case in (bf16, blocks, columns, lora)}
 
 
 def main(sources: str, packages: str, folder: str) -> None:

@@ -1,6 +1,7 @@
 """SGLang's plug-in on its real hook registry and its real functions: rows answer, all else is SGLang's own."""
 
 import logging
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -13,9 +14,11 @@ from torch.nn.functional import linear
 from gemmpipe.plugins import sglang, sglang_linear
 from gemmpipe.plugins.engine_dispatch import EngineKernel
 from gemmpipe.plugins.sglang import HOOKS, register, unsupported_sglang
+from gemmpipe.plugins.sglang_blocks import block_kernel, libraries_of
 from gemmpipe.plugins.sglang_experts import experts_reason
 from gemmpipe.plugins.sglang_linear import block_layer_reason, forget_rows
 from gemmpipe.plugins.sglang_notice import SGLANG_NOTICE
+from gemmpipe.runtime import dispatch_report
 
 VERSIONS = ("0.5.20", "0.5.23")
 N, K, BF16 = 256, 256, torch.bfloat16
@@ -51,12 +54,19 @@ def unquantised(engine: Sglang) -> tuple[object, SimpleNamespace]:
     return method, SimpleNamespace(weight=weight(N, K))
 
 
-def blocks(engine: Sglang) -> tuple[object, SimpleNamespace]:
+DEEPGEMM = "deepgemm_w8a8_block_fp8_linear_with_fallback"
+
+
+def blocks(
+    engine: Sglang, name: str = "triton_w8a8_block_fp8_linear", n: int = N, **options: bool
+) -> tuple[object, SimpleNamespace]:
     method = engine.modules[f"{QUANTIZATION}.fp8"].Fp8LinearMethod()  # type: ignore[attr-defined]
     made = {"use_marlin": False, "use_mxfp8": False, "block_quant": True, "weight_block_size": [128, 128]}
-    vars(method).update(made, block_fp8_as_mxfp8=False, w8a8_block_fp8_linear=block_linear(engine))
-    w = weight(N, K)
-    scale = torch.full((N // 128, K // 128), 0.01)
+    function = block_linear(engine, name)
+    function = partial(function, **options) if options else function
+    vars(method).update(made, block_fp8_as_mxfp8=False, w8a8_block_fp8_linear=function)
+    w = weight(n, K)
+    scale = torch.full((-(-n // 128), K // 128), 0.01)
     layer = SimpleNamespace(weight=(w.float() / 0.01).to(torch.float8_e4m3fn), weight_scale_inv=scale)
     return method, layer
 
@@ -110,6 +120,87 @@ def test_fp8_by_blocks(engine: Sglang, rows) -> None:
     bias = torch.ones(N, dtype=BF16)
     method.apply(layer, x_of(4), bias)  # type: ignore[attr-defined]
     assert engine.calls == ["blocks"] * 3, "a bias is SGLang's"
+
+
+@pytest.mark.parametrize(
+    ("name", "n", "options", "strides"),
+    [
+        (DEEPGEMM, N, {}, {1: (2, 1), 3: (1, 4), 4: (1, 4), 9: (1, 12)}),
+        ("flashinfer_deepgemm_w8a8_block_fp8_linear_with_fallback", N, {}, {3: (1, 4)}),
+        ("cutlass_w8a8_block_fp8_linear_with_fallback", N, {}, {3: (1, 4)}),
+        (DEEPGEMM, N + 16, {}, {1: (2, 1), 3: (2, 1)}),  # sizes that it leaves to Triton
+        (DEEPGEMM, N, {"act_scale_ue8m0": True}, {3: (2, 1)}),
+        ("triton_w8a8_block_fp8_linear", N, {}, {1: (2, 1), 3: (2, 1), 4: (2, 1)}),
+    ],
+)
+def test_x_is_quantised_in_the_order_of_sglangs_function(engine: Sglang, rows, name, n, options, strides) -> None:
+    """A single row has no gaps: its rows are tuned so."""
+    keys = [{"M": m, "N": n, "K": K} for m in strides]
+    rows("a8w8_blockscale", "torch", {"method": "bfloat16_convert"}, *keys)
+    method, layer = blocks(engine, name, n, **options)
+    start(engine)
+    wide = layer.weight.float() * 0.01
+    for m, expected in strides.items():
+        engine.scales.clear()
+        out, exact = method.apply(layer, x_of(m)).float(), linear(x_of(m).float(), wide)  # type: ignore[attr-defined]
+        assert {scale.stride() for scale in engine.scales} == {expected}
+        assert (out - exact).norm() < 0.05 * exact.norm()
+        if options:
+            assert all(torch.equal(scale.log2(), scale.log2().round()) for scale in engine.scales)
+    assert engine.calls == []
+
+
+def test_a_row_for_the_other_order_of_scales_is_not_used(engine: Sglang, rows) -> None:
+    keys = [{"M": 4, "N": N, "K": K, "x_scale": "row"}, {"M": 8, "N": N, "K": K, "x_scale": "column"}]
+    rows("a8w8_blockscale", "torch", {"method": "bfloat16_convert"}, *keys)
+    method, layer = blocks(engine, DEEPGEMM)
+    start(engine)
+    for m in (4, 8):
+        method.apply(layer, x_of(m))  # type: ignore[attr-defined]
+    assert list(dispatch_report().values()) == ["engine", "exact"]
+    assert engine.calls == ["blocks"]
+
+
+@pytest.mark.parametrize(
+    ("name", "libtype", "own"),
+    [
+        (DEEPGEMM, "deepgemm", True),
+        ("flashinfer_deepgemm_w8a8_block_fp8_linear_with_fallback", "deepgemm", True),
+        ("flashinfer_gemm_w8a8_block_fp8_linear_with_fallback", "flashinfer", True),
+        ("cutlass_w8a8_block_fp8_linear_with_fallback", "vllm_cutlass", True),
+        ("triton_w8a8_block_fp8_linear", "triton", False),
+        (DEEPGEMM, "gluon", False),
+    ],
+)
+def test_the_libraries_of_sglangs_functions(name: str, libtype: str, own: bool) -> None:
+    assert (libtype in libraries_of(name)) is own
+
+
+def test_a_row_of_sglangs_library_is_answered_by_its_own_call(engine: Sglang, rows, monkeypatch, caplog) -> None:
+    monkeypatch.setattr("gemmpipe.plugins.sglang_blocks.libraries_of", lambda name: frozenset({"torch"}))
+    monkeypatch.setenv("GEMMPIPE_LOG_SELECTION", "1")
+    caplog.set_level(logging.INFO)
+    rows("a8w8_blockscale", "torch", {"method": "bfloat16_convert"}, {"M": 4, "N": N, "K": K})
+    method, layer = blocks(engine, DEEPGEMM)
+    start(engine)
+    for _ in range(2):
+        method.apply(layer, x_of(4))  # type: ignore[attr-defined]
+    assert engine.calls == ["blocks"] * 2
+    assert "the row's library is the engine's" in caplog.text
+    assert "another form of the weight" not in caplog.text
+
+
+@pytest.mark.parametrize("name", [DEEPGEMM, "flashinfer_gemm_w8a8_block_fp8_linear_with_fallback"])
+def test_a_quantised_x_that_no_row_answers_is_sglangs(engine: Sglang, name: str) -> None:
+    kernel = block_kernel(block_linear(engine, name), N, K)
+    assert kernel.quantise is not None
+    _, layer = blocks(engine)
+    for m in (1, 3):
+        quantised, scale = kernel.quantise(x_of(m))
+        out = kernel.call(quantised, layer.weight, scale, layer.weight_scale_inv, None)
+        exact = linear(x_of(m).float(), layer.weight.float() * 0.01)
+        assert (out.float() - exact).norm() < 0.05 * exact.norm()
+    assert engine.calls == ["blocks"] * 2
 
 
 @pytest.mark.parametrize(

@@ -33,6 +33,18 @@ def test_layers_of_one_rank_and_of_two(version: str, dtype: str) -> None:
 
 
 @pytest.mark.parametrize("version", BY_VERSION)
+def test_scales_are_quantised_in_columns_for_deepgemm_and_read_there(version: str) -> None:
+    """Columns are padded to a multiple of four rows; a single row has no gaps."""
+    found = results(PROGRAM, version)["columns"]
+    strides = {m: report[1] for m, report in found.items()}
+    assert strides == {"16": [[1, 16]], "9": [[1, 12]], "1": [[3, 1]]}
+    assert {m: report[0] for m, report in found.items()} == {"16": "exact", "9": "padded", "1": "exact"}
+    for _, _, wrong, copied in found.values():
+        assert wrong < LIMITS["blocks"]
+        assert not copied
+
+
+@pytest.mark.parametrize("version", BY_VERSION)
 def test_lora_is_added_to_our_product(version: str) -> None:
     found = results(PROGRAM, version)["lora"]
     assert found["step"] == "exact"
