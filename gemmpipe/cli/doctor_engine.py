@@ -27,6 +27,7 @@ from gemmpipe.engines.kernel_choice import (
     Situation,
     SizedChoice,
 )
+from gemmpipe.engines.own_kernel import packages_near, rules_of
 from gemmpipe.engines.packages import (
     SGLANG,
     TITLES,
@@ -124,7 +125,7 @@ def _request(line: CommandLine) -> _Request:
     installed = version_of_package(package) if package is not None else installed_version(engine)
     version = _version(given["version"]) or (log.version if log is not None else None) or installed
     timed = _timed(given["run"], given["kernel"], engine, package, line.config_dir)
-    typed, rules = _flags(given["args"]), _rules(engine, version)
+    typed, rules = _flags(given["args"]), rules_of(engine, version)
     gfx, device_note = _device(given["target"], log, timed)
     flags = {**(log.flags if log is not None else {}), **typed}
     return _Request(
@@ -135,7 +136,7 @@ def _request(line: CommandLine) -> _Request:
             gfx=gfx,
             flags=flags,
             variables=dict(os.environ),
-            packages={} if installed_version(engine) else _assumed_packages(package),
+            packages={} if installed_version(engine) else packages_near(package),
         ),
         package=package,
         log=log,
@@ -251,22 +252,6 @@ def _package(engine: str, given: str) -> Path | None:
         return None
 
 
-def _assumed_packages(package: Path | None) -> Mapping[str, bool]:
-    """Packages of the engine's environment, which is not this Python: those in its folder; without one, all."""
-    if package is None:
-        return {
-            "deep_gemm": True,
-            "vllm.third_party.deep_gemm": True,
-            "flashinfer": True,
-            "humming": False,
-            "b12x": False,
-        }
-    near = package.parent
-    names = ("deep_gemm", "flashinfer", "humming", "b12x")
-    found = {name: (near / name).is_dir() for name in names}
-    return {**found, "vllm.third_party.deep_gemm": (package / "third_party" / "deep_gemm").is_dir()}
-
-
 def _flags(text: str) -> dict[str, str]:
     """A server's arguments by name. Raises UserError for a text that is no command line."""
     try:
@@ -297,19 +282,6 @@ def _gfx(timed_on: Sequence[str]) -> str:
             f"engine: no GPU here; target={(*timed_on, 'sm_90')[0]} names the architecture of the server's{named}"
         )
     return gpu_device(0).gfx
-
-
-def _rules(engine: str, version: str | None) -> EngineRules:
-    """The rules of the newest known version that is not newer; without a version, of the newest."""
-    from gemmpipe.engines import sglang_kernels, vllm_kernels
-
-    known: Sequence[EngineRules] = vllm_kernels.RULES if engine == VLLM else sglang_kernels.RULES
-    older = [rules for rules in known if version is None or _order(rules.version) <= _order(version)]
-    return older[-1] if older else known[0]
-
-
-def _order(version: str) -> tuple[int, ...]:
-    return tuple(int(part) if part.isdecimal() else 0 for part in version.split("+")[0].split(".")[:3])
 
 
 def _report(request: _Request) -> Iterator[str]:

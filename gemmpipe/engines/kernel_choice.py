@@ -80,6 +80,10 @@ class KernelRule:
     """True: it reads tuned files."""
     labels: tuple[str, ...] = ()
     """Our backends that time the same kernel, by their `libtype`."""
+    libraries: tuple[str, ...] = ()
+    """Our backends that time the libraries it calls; a product of some sizes may be one, of others another."""
+    scales: str = ""
+    """The memory order in which the engine quantises x in blocks before it: row or column; empty if it reads none."""
 
     def passed_over(self, situation: Situation) -> str:
         """The first reason why the engine does not use it; empty if it can."""

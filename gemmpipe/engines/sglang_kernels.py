@@ -1,5 +1,6 @@
 """SGLang's choice of kernels on NVIDIA devices, from the sources of 0.5.23."""
 
+from gemmpipe.core.spec import COLUMN, ROW
 from gemmpipe.engines.kernel_choice import (
     BLOCKS,
     EXPERTS_BLOCKS,
@@ -50,6 +51,8 @@ _DEEPGEMM = KernelRule(
     conditions=_ENABLED,
     sizes=multiples(64, 128),
     labels=("deepgemm",),
+    libraries=("deepgemm",),
+    scales=COLUMN,
 )
 _TRITON = KernelRule(
     name="triton_w8a8_block_fp8_linear",
@@ -58,6 +61,7 @@ _TRITON = KernelRule(
     source=_FP8,
     reads_files=True,
     labels=("sglang",),
+    scales=ROW,
 )
 _BLOCKS = LayerRules(
     kind=BLOCKS,
@@ -72,6 +76,7 @@ _BLOCKS = LayerRules(
             backend="flashinfer_trtllm",
             source=_FP8,
             conditions=(on(*_BLACKWELL), needs("flashinfer")),
+            scales=COLUMN,
         ),
         KernelRule(
             name="cutlass_w8a8_block_fp8_linear_with_fallback",
@@ -80,6 +85,7 @@ _BLOCKS = LayerRules(
             source=_FP8,
             conditions=(on("sm_120", "sm_121"),),
             sizes=multiples(128, 128),
+            scales=COLUMN,
         ),
         KernelRule(
             name="flashinfer_deepgemm_w8a8_block_fp8_linear_with_fallback",
@@ -88,6 +94,8 @@ _BLOCKS = LayerRules(
             source=_FP8,
             conditions=(_only_asked, on("sm_90"), needs("flashinfer")),
             sizes=multiples(64, 128),
+            libraries=("flashinfer", "deepgemm"),
+            scales=COLUMN,
         ),
         _TRITON,
     ),

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from gemmpipe.core.spec import COLUMN, ROW
 from gemmpipe.engines.kernel_choice import (
     BLOCKS,
     EXPERTS_BLOCKS,
@@ -54,6 +55,8 @@ _FLASHINFER_DEEPGEMM = _linear(
     variable("VLLM_BLOCKSCALE_FP8_GEMM_FLASHINFER", default=True),
     needs("flashinfer"),
     *_DEEPGEMM_CONDITIONS,
+    libraries=("flashinfer", "deepgemm"),
+    scales=COLUMN,
 )
 _DEEPGEMM = _linear(
     "DeepGemmFp8BlockScaledMMKernel",
@@ -62,9 +65,17 @@ _DEEPGEMM = _linear(
     "deep_gemm",
     *_DEEPGEMM_CONDITIONS,
     labels=("deepgemm",),
+    libraries=("deepgemm",),
+    scales=COLUMN,
 )
 _CUTLASS_BLOCKS = _linear(
-    "CutlassFp8BlockScaledMMKernel", "CUTLASS", "cutlass", "cutlass", on(_HOPPER, *_BLACKWELL, "sm_110")
+    "CutlassFp8BlockScaledMMKernel",
+    "CUTLASS",
+    "cutlass",
+    "cutlass",
+    on(_HOPPER, *_BLACKWELL, "sm_110"),
+    libraries=("vllm_cutlass",),
+    scales=COLUMN,
 )
 
 
@@ -78,7 +89,7 @@ _MARLIN = _linear("MarlinFP8ScaledMMLinearKernel", "Marlin (16-bit products)", "
 _MARLIN_33 = _linear("MarlinFP8ScaledMMLinearKernel", "Marlin (16-bit products)", "marlin", "marlin")
 """0.33.0 has it after the kernels for fp8, without a variable."""
 _TRITON_BLOCKS = _linear(
-    "TritonFp8BlockScaledMMKernel", "Triton", "triton", "triton", reads_files=True, labels=("vllm",)
+    "TritonFp8BlockScaledMMKernel", "Triton", "triton", "triton", reads_files=True, labels=("vllm",), scales=ROW
 )
 _B12X = _linear("B12xFp8BlockScaledMMKernel", "B12x", "b12x", "b12x", on("sm_120", "sm_121"), needs("b12x"))
 _HUMMING = _linear("HummingFP8ScaledMMLinearKernel", "Humming", "humming", "humming", needs("humming"))

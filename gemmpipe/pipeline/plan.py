@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from gemmpipe.backends import Backend
+from gemmpipe.backends import Backend, library_backends
 from gemmpipe.core.data import Device
 from gemmpipe.core.device import DeviceChoice
 from gemmpipe.core.errors import EnvironmentProblem, UserError
@@ -102,6 +102,28 @@ def without_unavailable_functions(plan: Plan, device: Device, events: Events) ->
         raise UserError(f"{why}; expected a GPU, or format=[csv] for the tuned table")
     events.emit("warning", f"{why}: left out")
     return replace(plan, formats=kept)
+
+
+def with_engine_libraries(plan: Plan, device: Device, events: Events) -> Plan:
+    """The plan with the libraries of the engine that the problems are for, where the user does not choose the backends.
+
+    A warning names those that cannot be timed here: the engine may be faster with them than the rows chosen.
+    """
+    if any(each.startswith("backend=") for each in plan.overrides):
+        return plan
+    if not any("selections" in plan.stages[name].gives for name in plan.chain):
+        return plan
+    try:
+        labels = plan.source.engine_libraries(plan.family, plan.defaults, device.gfx)
+    except UserError:
+        return plan  # reported by the stage that reads the source; a reused run needs none
+    added = {label: library_backends()[label] for label in labels if label not in plan.backends}
+    for label, library in added.items():
+        if reason := library.unavailable(device):
+            events.emit("warning", f"{label}, the engine's own library, cannot be timed here: {reason}")
+    if added:
+        events.emit("line", f"also timed: {', '.join(added)}, which the engine itself calls for these products")
+    return replace(plan, backends={**plan.backends, **added})
 
 
 def check_chain(plan: Plan, reused: Record | None) -> None:

@@ -28,6 +28,7 @@ from gemmpipe.pipeline.plan import (
     check_outputs,
     engine_targets_of,
     reproduce_args,
+    with_engine_libraries,
     without_unavailable_functions,
 )
 from gemmpipe.pipeline.problem_list import lists_only, problem_lines
@@ -221,7 +222,7 @@ def run(plan: Plan, events: Events) -> int:
     reused = journals.read(Path(plan.reuse)) if plan.reuse else None
     check_chain(plan, reused)
     devices = _devices(plan, reused)
-    plan = without_unavailable_functions(plan, devices[0], events)
+    plan = with_engine_libraries(without_unavailable_functions(plan, devices[0], events), devices[0], events)
     check_outputs(plan)
     for line in unused_variables().values():
         events.emit("warning", line)

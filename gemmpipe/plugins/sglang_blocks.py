@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 
-from gemmpipe.engines.kernel_choice import BLOCKS, Situation
+from gemmpipe.core.spec import COLUMN
+from gemmpipe.engines.kernel_choice import BLOCKS, KernelRule, Situation
 from gemmpipe.engines.sglang_kernels import RULES
 from gemmpipe.plugins.engine_dispatch import SCALE_BLOCK, EngineKernel, Quantise
 from gemmpipe.runtime.binding import GemmCall
@@ -53,10 +54,14 @@ def block_kernel(function: Callable[..., torch.Tensor], n: int, k: int) -> Engin
 
 def function_for(title: str, n: int, k: int) -> str:
     """The name of the function that computes these sizes: SGLang's own falls back to Triton for some."""
-    layer = RULES[-1].layer(BLOCKS)
-    rule = None if layer is None else next((rule for rule in layer.kernels if rule.name == title), None)
+    rule = _rule(title)
     falls_back = rule is not None and rule.sizes is not None and rule.sizes(Situation(gfx="", sizes=((n, k),)))
     return _TRITON if falls_back else title
+
+
+def _rule(title: str) -> KernelRule | None:
+    layer = RULES[-1].layer(BLOCKS)
+    return None if layer is None else next((rule for rule in layer.kernels if rule.name == title), None)
 
 
 def libraries_of(function_name: str) -> frozenset[str]:
@@ -70,7 +75,8 @@ def block_quantiser(function_name: str, *, power_of_two: bool) -> Quantise:
     A single row has the same scales in both orders, and is quantised without gaps: so its rows are tuned.
     """
     utils = import_module(UTILS)
-    in_columns = bool(libraries_of(function_name)) and not power_of_two
+    rule = _rule(function_name)
+    in_columns = rule is not None and rule.scales == COLUMN and not power_of_two
 
     def quantise(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         made: tuple[torch.Tensor, torch.Tensor]

@@ -39,6 +39,10 @@ class Source(ABC):
         """Problem id -> the total time (us) of all its calls, where the source has it."""
         return {}
 
+    def engine_libraries(self, family: Family, defaults: KernelDefaults, gfx: str) -> tuple[str, ...]:
+        """The labels of the backends that time the own libraries of the engine that the problems are for."""
+        return ()
+
     def server(self) -> ServerArguments | None:
         """The server that the problems are for, if they are those of one."""
         return None

@@ -2,13 +2,15 @@
 
 import csv
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from gemmpipe.cli.folders import ConfigFolders
 from gemmpipe.cli.request import with_kernel_of_shapes
-from gemmpipe.core.errors import UserError
+from gemmpipe.core.errors import EnvironmentProblem, UserError
+from gemmpipe.engines.own_kernel import own_kernel
 from gemmpipe.family import KernelDefaults, load_family
 from gemmpipe.sources.model.engine import EngineShapes, family_of_checkpoint
 
@@ -52,6 +54,7 @@ PLAIN = {
     "nsets": "engine",
     "quantization": "config",
     "engine": "vllm",
+    "own_kernel": True,
     "max_num_seqs": None,
     "max_num_batched_tokens": None,
     "capture_sizes": None,
@@ -143,6 +146,89 @@ def test_a_checkpoint_in_16_bits_needs_no_other_kernel() -> None:
     with pytest.raises(UserError, match=r"kernel=a8w8_blockscale: shapes\.config has no quantization_config: .*a16w16"):
         source().problems(block, NOTHING, "sm_90")
     assert source(quantization="ignore", nsets=[1]).problems(block, NOTHING, "sm_90")
+
+
+BLOCKS = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128], "activation_scheme": "dynamic"}
+QWEN_8B_FP8 = {**QWEN_8B, "quantization_config": BLOCKS}
+
+
+@pytest.fixture
+def not_installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No engine in this Python: those packages are assumed that it requires."""
+
+    def missing(engine: str) -> Path:
+        raise EnvironmentProblem(engine)
+
+    monkeypatch.setattr("gemmpipe.engines.own_kernel.package_folder", missing)
+    monkeypatch.setattr("gemmpipe.engines.own_kernel.installed_version", lambda engine: None)
+    for name in ("SGLANG_ENABLE_JIT_DEEPGEMM", "VLLM_USE_DEEP_GEMM", "VLLM_DISABLED_KERNELS"):
+        monkeypatch.delenv(name, raising=False)
+    own_kernel.cache_clear()
+    yield
+    own_kernel.cache_clear()
+
+
+def orders(family: str, defaults: KernelDefaults, gfx: str = "sm_90", **fields: object) -> set[object]:
+    found = source(**{"config": QWEN_8B_FP8, "nsets": [1, 64], **fields}).problems(load_family(family), defaults, gfx)
+    return {dict(problem.key).get("x_scale") for problem in found}
+
+
+@pytest.mark.parametrize(
+    ("engine", "libraries"), [("sglang", ("deepgemm",)), ("vllm", ("flashinfer", "deepgemm"))], ids=["sglang", "vllm"]
+)
+def test_the_engines_own_library_and_order_of_scales(
+    not_installed: None, engine: str, libraries: tuple[str, ...]
+) -> None:
+    block = load_family("a8w8_blockscale")
+    assert orders("a8w8_blockscale", NOTHING, engine=engine) == {"column"}
+    own = source(config=QWEN_8B_FP8, nsets=[1], engine=engine)
+    assert own.engine_libraries(block, NOTHING, "sm_90") == libraries
+    for gfx in ("cpu_avx2", "sm_100", "gfx942"):  # not known there
+        assert orders("a8w8_blockscale", NOTHING, gfx, engine=engine) == {None}
+        assert own.engine_libraries(block, NOTHING, gfx) == ()
+    assert orders("a8w8_blockscale", NOTHING, engine=engine, own_kernel=False) == {None}
+    without = source(config=QWEN_8B_FP8, nsets=[1], engine=engine, own_kernel=False)
+    assert without.engine_libraries(block, NOTHING, "sm_90") == ()
+
+
+def test_an_order_that_the_user_gives_is_kept(not_installed: None) -> None:
+    given = KernelDefaults(dtype=None, out_dtype=None, bias=None, key={"x_scale": "row"})
+    assert orders("a8w8_blockscale", given, engine="sglang") == {"row"}
+
+
+def test_products_in_16_bits_have_no_other_library(not_installed: None) -> None:
+    plain = source(engine="sglang", nsets=[1])
+    assert plain.engine_libraries(load_family("a16w16"), NOTHING, "sm_90") == ()
+
+
+def test_where_the_engine_has_triton_scales_lie_in_rows(not_installed: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SGLANG_ENABLE_JIT_DEEPGEMM", "0")
+    own_kernel.cache_clear()
+    assert orders("a8w8_blockscale", NOTHING, engine="sglang") == {"row"}
+    own = source(config=QWEN_8B_FP8, nsets=[1], engine="sglang")
+    assert own.engine_libraries(load_family("a8w8_blockscale"), NOTHING, "sm_90") == ()
+
+
+def test_sizes_that_sglangs_function_leaves_to_triton(not_installed: None) -> None:
+    rules = {n: own_kernel("sglang", "linear fp8 by blocks", "sm_90", (n, 4096)) for n in (6144, 6144 + 16)}
+    assert [rule.scales for rule in rules.values() if rule is not None] == ["column", "row"]
+
+
+def test_the_engines_packages_decide_where_it_is_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "sglang"
+    package.mkdir()
+    monkeypatch.setattr("gemmpipe.engines.own_kernel.package_folder", lambda engine: package)
+    monkeypatch.setattr("gemmpipe.engines.own_kernel.installed_version", lambda engine: "0.5.23")
+    monkeypatch.delenv("SGLANG_ENABLE_JIT_DEEPGEMM", raising=False)
+    names = []
+    for made in ((), ("deep_gemm",)):
+        for name in made:
+            (tmp_path / name).mkdir()
+        own_kernel.cache_clear()
+        rule = own_kernel("sglang", "linear fp8 by blocks", "sm_90", (6144, 4096))
+        names.append("" if rule is None else rule.title)
+    own_kernel.cache_clear()
+    assert names == ["Triton", "DeepGEMM"]
 
 
 def test_the_kernel_of_a_checkpoint(tmp_path: Path) -> None:

@@ -17,11 +17,13 @@ from gemmpipe.engines.batch_sizes import (
     prefill_sizes,
     sglang_prefill_sizes,
 )
-from gemmpipe.engines.kernel_choice import BLOCKS, EXPERTS_BLOCKS, EXPERTS_SIXTEEN, ROWS, SIXTEEN
+from gemmpipe.engines.kernel_choice import BLOCKS, KernelRule
 from gemmpipe.engines.launch import ServerArguments
+from gemmpipe.engines.own_kernel import kind_of_layers, own_kernel
 from gemmpipe.engines.packages import SGLANG, VLLM
 from gemmpipe.family import Family, GemmSpec, KernelDefaults, load_family, shipped_families
-from gemmpipe.family.dtypes import FP8_DTYPES
+from gemmpipe.family.dtypes import X_SCALE_COLUMN
+from gemmpipe.family.layouts import ROW_MAJOR
 from gemmpipe.family.problem import MAX_SIZE
 from gemmpipe.sources.model.linear import ConfigJson, Linear
 from gemmpipe.sources.model.quantization import quantization_of
@@ -61,6 +63,7 @@ class EngineShapes(ModelShapes):
     """
 
     engine: Literal["vllm", "sglang"]
+    own_kernel: bool
     max_num_seqs: int | None
     max_num_batched_tokens: int | None
     capture_sizes: Sequence[int] | None
@@ -83,7 +86,28 @@ class EngineShapes(ModelShapes):
                 f"kernel={family.name}: {where} has no quantization_config: the engine multiplies weights in 16 bits; "
                 f"expected kernel={sixteen_bit_family()}, or shapes.quantization=ignore"
             )
-        return super().problems(family, defaults, gfx)
+        found = super().problems(family, defaults, gfx)
+        chosen = defaults.key.get(X_SCALE_COLUMN.name)
+        return found if chosen is not None else [self._in_engines_order(each, family, gfx) for each in found]
+
+    def engine_libraries(self, family: Family, defaults: KernelDefaults, gfx: str) -> tuple[str, ...]:
+        """Those of the engine's default kernels for these products; the libraries of 16 bits are always timed."""
+        rules = [self._own_rule(family.spec(each), gfx) for each in self.problems(family, defaults, gfx)]
+        return tuple(dict.fromkeys(name for rule in rules if rule is not None for name in rule.libraries))
+
+    def _own_rule(self, spec: GemmSpec, gfx: str) -> KernelRule | None:
+        """The engine's default kernel of a product with scales by blocks; None for others."""
+        if not self.own_kernel or kind_of_layers(spec) != BLOCKS or spec.w_layout != ROW_MAJOR:
+            return None
+        return own_kernel(self.engine, BLOCKS, gfx, (spec.n, spec.k))
+
+    def _in_engines_order(self, problem: Problem, family: Family, gfx: str) -> Problem:
+        """The problem with the order of x's scales that the engine's quantiser writes for it."""
+        rule = self._own_rule(family.spec(problem), gfx)
+        if rule is None or not rule.scales:
+            return problem
+        name = X_SCALE_COLUMN.name
+        return replace(problem, key=tuple((n, rule.scales if n == name else value) for n, value in problem.key))
 
     def assumed(self, gfx: str) -> str:
         """The memory of the server's device, where neither the user nor the architecture gives it."""
@@ -178,7 +202,7 @@ def server_for(engine: str, shapes: Mapping[str, object], model: str | None = No
     `model` replaces the model of the options.
     """
     names = {field.name for field in fields(EngineShapes)}
-    given = {name: value for name, value in shapes.items() if name in names}
+    given = {"own_kernel": True, **{name: value for name, value in shapes.items() if name in names}}
     if names <= set(given) and given["engine"] == engine:
         try:
             server = EngineShapes(**given).server()  # type: ignore[arg-type]
@@ -207,6 +231,7 @@ def served_sizes(engine: str, path: str, tp: int, ep: int, gfx: str) -> Mapping[
         nsets=[1],
         quantization="config",
         prefill="none",
+        own_kernel=False,
         **unset,
     )
     where, config = source._config()
@@ -222,22 +247,9 @@ def served_sizes(engine: str, path: str, tp: int, ep: int, gfx: str) -> Mapping[
                 raise
             continue  # the model has no product of this family
         for spec in map(family.spec, problems):
-            if kind := _kind_of_layers(spec):
+            if kind := kind_of_layers(spec):
                 found.setdefault(kind, set()).update([] if spec.experts else [(spec.n, spec.k)])
     return {kind: tuple(sorted(sizes)) for kind, sizes in found.items()}
-
-
-def _kind_of_layers(spec: GemmSpec) -> str:
-    """The kind of an engine's layers with this product; empty for one that has no kernel of its own there."""
-    if spec.w_scale is None:
-        if spec.experts is not None:
-            return EXPERTS_SIXTEEN
-        return SIXTEEN if spec.batch == 1 and spec.w_dtype == spec.x_dtype else ""
-    if spec.w_dtype not in FP8_DTYPES:
-        return ""
-    if spec.w_scale.granularity == "block":
-        return EXPERTS_BLOCKS if spec.experts is not None else BLOCKS
-    return ROWS if spec.experts is None and spec.batch == 1 else ""
 
 
 def sixteen_bit_family() -> str:
