@@ -103,6 +103,8 @@ class _Request:
     """That of `run=`."""
     sizes: Mapping[str, Sequence[tuple[int, int]]] | None
     """Kind of layers -> (N, K) of the products of `model=`; None without it."""
+    model: str
+    """As given by `model=`; empty without it."""
     device_note: str
     """Where the device is from, if neither from `target=` nor from this machine."""
 
@@ -148,6 +150,7 @@ def _request(line: CommandLine) -> _Request:
         if timed is not None
         else None,
         sizes=_model_sizes(engine, given["model"], flags, gfx) if given["model"] else None,
+        model=given["model"],
         device_note=device_note,
     )
 
@@ -307,6 +310,8 @@ def _report(request: _Request) -> Iterator[str]:
     yield from _file_lines(request)
     if request.log is not None:
         yield from _log_lines(request.log, request.log_path, title)
+    if request.model:
+        yield f"tunes its products, {title}'s own library among the candidates: {_tuning_command(request)}"
     if request.timed is None:
         yield "times: run=last (or a run's folder, or a tuned table) compares the alternatives"
     else:
@@ -316,6 +321,14 @@ def _report(request: _Request) -> Iterator[str]:
             chosen = _chosen(request, mine) if mine is not None else ()
             situation, of_model = _situation(request, kind), request.sizes is not None
             yield from time_lines(request.timed, kind, situation, mine, chosen, of_model=of_model)
+
+
+def _tuning_command(request: _Request) -> str:
+    """The command that tunes what the server multiplies."""
+    tp = _degree(request.situation.flags, *_TENSOR_PARALLEL)
+    parallel = [f"shapes.tp={tp}"] if tp > 1 else []
+    shapes = ["shapes=engine", f"shapes.engine={request.engine}", f"shapes.path={request.model}", *parallel]
+    return shell_join(["gemmpipe", *shapes])
 
 
 def _situation(request: _Request, kind: str) -> Situation:

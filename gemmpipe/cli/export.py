@@ -292,4 +292,26 @@ def _plugin(request: _Request, choices: "Choices", events: Events) -> list[str]:
     for engine in [served] if served in ENGINES else ENGINES:
         server = _server(request, str(engine), choices)
         lines += plugin_lines(server, tables_variable(choices.family.name), table, switch)
+    return [*lines, *_untimed_libraries(request, choices, [str(served)] if served in ENGINES else ENGINES)]
+
+
+def _untimed_libraries(request: _Request, choices: "Choices", engines: Sequence[str]) -> list[str]:
+    """The own libraries of these engines that a run did not time, and the command that does; nothing for a table."""
+    from gemmpipe.engines.kernel_choice import BLOCKS
+    from gemmpipe.engines.own_kernel import own_kernel
+    from gemmpipe.engines.packages import TITLES
+    from gemmpipe.family.dtypes import X_SCALE_COLUMN
+
+    if not choices.is_run or X_SCALE_COLUMN not in choices.family.key_columns or choices.shapes.get("own_kernel"):
+        return []
+    rows = choices.selections[["N", "K"]].drop_duplicates().itertuples(index=False)
+    sizes = [(int(n), int(k)) for n, k in rows]
+    timed, lines = choices.config.get("backend"), []
+    for engine in engines:
+        rules = [own_kernel(engine, BLOCKS, choices.device.gfx, size) for size in sizes]
+        own = dict.fromkeys(name for rule in rules if rule is not None for name in rule.libraries)
+        if missing := [name for name in own if not isinstance(timed, dict) or name not in timed]:
+            shapes = ["shapes=engine", f"shapes.engine={engine}", f"shapes.path={request.model or 'MODEL'}"]
+            command = shell_join([*gemmpipe_command(request.config_dir), *shapes])
+            lines.append(f"not timed: {', '.join(missing)}, which {TITLES[engine]} itself calls; {command} does")
     return lines

@@ -144,6 +144,8 @@ def test_the_layers_of_a_model(capfd: Captured) -> None:
     assert line_of(found, "linear bf16").endswith("torch (cuBLAS): reads no tuned files"), "the output embedding"
     assert line_of(found, "linear fp8 by row") == "  linear fp8 by row      none in the model"
     assert line_of(found, "experts bf16").endswith("none in the model")
+    command = "gemmpipe shapes=engine shapes.engine=vllm shapes.path=model"
+    assert f"tunes its products, vLLM's own library among the candidates: {command}" in found
     assert main(["doctor", *given, "args=--tensor-parallel-size 2"]) == 2
     assert "128" in capfd.readouterr().err, "blocks of scales do not divide among 2 devices"
     assert main(["doctor", *given, "args=--tensor-parallel-size two"]) == 2
@@ -176,6 +178,8 @@ def test_times_of_a_models_sizes_alone(h200_tables: Path, capfd: Captured) -> No
     given = ("engine=vllm", f"run={table}", "model=served")
     found = lines(capfd, *given, "args=-tp 8 --linear-backend triton --max-num-seqs 64")
     assert f"{table} has rows for 4 of the model's 4 sizes of linear fp8 by blocks" in found
+    (tunes,) = [line for line in found if line.startswith("tunes its products, ")]
+    assert tunes.endswith(": gemmpipe shapes=engine shapes.engine=vllm shapes.path=served shapes.tp=8")
     (times,) = [line for line in found if line.startswith("times of ")]
     rows = pd.read_csv(table)
     sizes_of_a_rank = {(1280, 8192), (8192, 1024), (7168, 8192), (8192, 3584)}

@@ -1,6 +1,7 @@
 """`gemmpipe export` after real runs, and its refusals."""
 
 import json
+import sys
 from pathlib import Path
 
 import pandas as pd
@@ -8,6 +9,12 @@ import pytest
 
 from gemmpipe.cli.main import main
 from gemmpipe.core.device import gpu_kind
+from gemmpipe.core.errors import EnvironmentProblem
+from gemmpipe.engines.own_kernel import own_kernel
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "docs" / "examples"))
+
+from make_h200_report import unpack
 
 LIKE = Path(__file__).parents[1] / "engine_like"
 TUNE = (
@@ -242,6 +249,31 @@ def test_the_server_of_the_run_is_launched(
         launched = [line.partition("=linear ")[2] for line in lines]
         wanted = [text.replace("MODEL", model or "MODEL") for text in expected]
         assert launched == ([text.replace(" model ", f" {model} ") for text in wanted] if model else wanted)
+
+
+def test_the_engines_library_that_a_run_did_not_time_is_said(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The recorded run had no DeepGEMM; where the engine has Triton, nothing is missing."""
+
+    def missing(engine: str) -> Path:
+        raise EnvironmentProblem(engine)
+
+    monkeypatch.setattr("gemmpipe.engines.own_kernel.package_folder", missing)
+    monkeypatch.setattr("gemmpipe.engines.own_kernel.installed_version", lambda engine: None)
+    for name in ("SGLANG_ENABLE_JIT_DEEPGEMM", "VLLM_USE_DEEP_GEMM"):
+        monkeypatch.delenv(name, raising=False)
+    run = unpack(Path("recorded"))
+    command = f"gemmpipe --config-dir={LIKE} shapes=engine shapes.engine=sglang shapes.path="
+    for variable, model in (("1", "MODEL"), ("1", "org/model"), ("0", "MODEL")):
+        monkeypatch.setenv("SGLANG_ENABLE_JIT_DEEPGEMM", variable)
+        own_kernel.cache_clear()
+        assert export(str(run), "plugin", "output=table", *([f"model={model}"] if "/" in model else [])) == 0
+        lines = [line for line in capfd.readouterr().out.splitlines() if line.startswith("not timed: ")]
+        own = [line for line in lines if "SGLang" in line]
+        expected = f"not timed: deepgemm, which SGLang itself calls; {command}{model} does"
+        assert own == ([expected] if variable == "1" else [])
+    own_kernel.cache_clear()
 
 
 def test_batches_of_an_assumed_device_are_said(capfd: pytest.CaptureFixture[str]) -> None:
