@@ -1,18 +1,22 @@
 """SGLang's own functions with and without the plug-in on a GPU: equal results, time in CUDA graphs, time of the host.
 
     python tests/benchmarks/sglang_linear.py OUT --write
-    gemmpipe kernel=a8w8_blockscale shapes=csv shapes.path=OUT/a8w8_blockscale.csv +kernel.key.x_scale=row \
-      output=OUT/fp8.csv
+    gemmpipe kernel=a8w8_blockscale shapes=csv shapes.path=OUT/a8w8_blockscale.csv +kernel.key.x_scale=column \
+      'backend=[triton,gluon,skinny,sliced,torch,scaled_mm,deepgemm]' output=OUT/fp8.csv
     gemmpipe kernel=a16w16 shapes=csv shapes.path=OUT/a16w16.csv output=OUT/bf16.csv
     GEMMPIPE_CONFIG_A8W8_BLOCKSCALE=OUT/fp8.csv GEMMPIPE_CONFIG_A16W16=OUT/bf16.csv \
       python tests/benchmarks/sglang_linear.py OUT --limit-s 90
+
+The table of fp8 counts DeepGEMM on scales in columns, as SGLang calls it; with --no-deepgemm tune with x_scale=row and
+without deepgemm. (`shapes=engine shapes.engine=sglang` does both for a model.)
 
 The server of SGLang 0.5.23 needs a newer torch; its layers do not. Real `ReplicatedLinear` layers of Qwen3-8B's sizes
 in fp8 by blocks and in bf16, and the Triton runner's `fused_experts` of Qwen3-30B-A3B's (the shipped table has rows),
 are called as SGLang calls them, and through the plug-in's hooks, which SGLang's registry installs. The fp8 product is
 what `dispatch_w8a8_block_fp8_linear` chooses: DeepGEMM where `deep_gemm` can be imported, alone or from vLLM's wheel
-(`--no-deepgemm`: Triton). Both sides quantise activations. Times: CUDA graphs with weights in rotation, medians of
-interleaved rounds; host: eager calls, with the device busy behind. Errors: from a product in fp32, over its norm.
+(`--no-deepgemm`: Triton). SGLang's parallel state is that of one process, without a server. Both sides quantise
+activations. Times: CUDA graphs with weights in rotation, medians of interleaved rounds; host: eager calls, with the
+device busy behind. Errors: from a product in fp32, over its norm.
 
 Not SGLang's own: packages that are missing and not called are stand-ins, which are named; `sgl_kernel` refuses every
 call, but for `moe_sum_reduce`, in whose place is SGLang's Triton kernel of the same sum, on both sides.
@@ -22,10 +26,12 @@ SGLang compiles its quantisers and the order of experts with `tvm_ffi` and nvcc 
 import argparse
 import csv
 import importlib
+import importlib.machinery
 import importlib.util
 import os
 import statistics
 import sys
+import tempfile
 import time
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -113,7 +119,25 @@ def import_engine(deepgemm: bool) -> str:
     absent = stand_ins()
     if REFUSING in absent:
         fused_moe.moe_sum_reduce = fused_moe.moe_sum_reduce_triton
-    return f"stand-ins: {', '.join(absent) or 'none'}; DeepGEMM: {deep}"
+    return f"stand-ins: {', '.join(absent) or 'none'}; DeepGEMM: {deep}; parallel state: {initialise_parallel_state()}"
+
+
+def initialise_parallel_state() -> str:
+    """SGLang's groups of one process, by gloo and a file: its experts ask for them. Returns what it has, or why not."""
+    os.environ.setdefault("SGLANG_USE_MESSAGE_QUEUE_BROADCASTER", "0")  # no other process listens
+    store = Path(tempfile.mkdtemp(prefix="sglang_linear_")) / "store"
+    try:
+        from sglang.srt.distributed import parallel_state
+        from sglang.srt.runtime_context import get_parallel
+
+        parallel_state.init_distributed_environment(
+            world_size=1, rank=0, local_rank=0, distributed_init_method=store.as_uri(), backend="gloo"
+        )
+        parallel_state.initialize_model_parallel(backend="gloo")
+        group = get_parallel().tp_group
+    except Exception as error:  # noqa: BLE001 - linear layers need none; experts fail with SGLang's own words
+        return f"none ({type(error).__name__}: {error})"[:200]
+    return f"{group.world_size} process, gloo"
 
 
 def stand_ins() -> list[str]:

@@ -199,7 +199,19 @@ def lora(folder: Path) -> dict[str, Any]:
     return {"step": step, "error": error(out, x.float() @ exact.t() + added.float())}
 
 
-CASES: dict[str, Callable[[Path], dict[str, Any]]] = {case.__name__: case for case in (bf16, blocks, columns, lora)}
+def parallel_state(folder: Path) -> dict[str, Any]:
+    """What the benchmark on a GPU initialises for SGLang's experts, which ask for the group of tensor parallelism."""
+    sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
+    from sglang.srt.runtime_context import get_context, get_parallel
+    from sglang_linear import initialise_parallel_state
+
+    get_context().override_server_args().install()
+    said = initialise_parallel_state()
+    return {"said": said, "size": get_parallel().tp_group.world_size}
+
+
+_CASES = (bf16, blocks, columns, lora, parallel_state)
+CASES: dict[str, Callable[[Path], dict[str, Any]]] = {case.__name__: case for case in _CASES}
 
 
 def main(sources: str, packages: str, folder: str) -> None:

@@ -35,6 +35,12 @@ def test_what_sglang_calls_has_no_stand_in(finder: sglang_linear._Finder, name: 
     assert finder.find_spec(name, None) is None
 
 
+def test_the_commands_count_the_engines_library_in_its_order() -> None:
+    text = sglang_linear.__doc__ or ""
+    assert "+kernel.key.x_scale=column" in text
+    assert "scaled_mm,deepgemm]'" in text
+
+
 def test_products_are_written_for_tuning(tmp_path: Path) -> None:
     assert sglang_linear.main([str(tmp_path), "--write"]) == 0
     with (tmp_path / "a8w8_blockscale.csv").open(newline="") as stream:

@@ -49,3 +49,8 @@ def test_lora_is_added_to_our_product(version: str) -> None:
     found = results(PROGRAM, version)["lora"]
     assert found["step"] == "exact"
     assert found["error"] < LIMITS["bf16"]
+
+
+@pytest.mark.parametrize("version", BY_VERSION)
+def test_the_benchmark_initialises_the_parallel_state(version: str) -> None:
+    assert results(PROGRAM, version)["parallel_state"] == {"said": "1 process, gloo", "size": 1}
