@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from gemmpipe.core.spec import COLUMN
+from gemmpipe.core.spec import COLUMN, ROW
 from gemmpipe.engines.kernel_choice import BLOCKS, KernelRule, Situation
 from gemmpipe.engines.sglang_kernels import RULES
 from gemmpipe.plugins.engine_dispatch import SCALE_BLOCK, EngineKernel, Quantise
@@ -39,17 +39,37 @@ def block_kernel(function: Callable[..., torch.Tensor], n: int, k: int) -> Engin
     ) -> torch.Tensor:
         return function(input=x, weight=w, block_size=size, weight_scale=w_scale, input_scale=x_scale, bias=bias)
 
-    options: dict[str, Any] = getattr(function, "keywords", {})
-    title = getattr(getattr(function, "func", function), "__name__", type(function).__name__)
+    title, options = _title(function), _options(function)
     name = function_for(title, n, k)
     bound = " ".join(f"{key}={value}" for key, value in sorted(options.items()))
     return EngineKernel(
         name=f"sglang {title} {bound} N={n} K={k}",
         call=dequantised_call(from_16bit) if "flashinfer" in title else quantised,  # they quantise x themselves
         from_16bit=from_16bit,
-        quantise=block_quantiser(name, power_of_two=bool(options.get("act_scale_ue8m0"))),
+        quantise=block_quantiser(scale_order(function, n, k), power_of_two=_is_power_of_two(function)),
         libtypes=libraries_of(name),
     )
+
+
+def _title(function: Callable[..., torch.Tensor]) -> str:
+    return getattr(getattr(function, "func", function), "__name__", type(function).__name__)
+
+
+def _options(function: Callable[..., torch.Tensor]) -> dict[str, Any]:
+    """The arguments that SGLang has bound."""
+    found: dict[str, Any] = getattr(function, "keywords", {})
+    return found
+
+
+def _is_power_of_two(function: Callable[..., torch.Tensor]) -> bool:
+    """True if x's scales are powers of two, as the checkpoint's."""
+    return bool(_options(function).get("act_scale_ue8m0"))
+
+
+def scale_order(function: Callable[..., torch.Tensor], n: int, k: int) -> str:
+    """The memory order in which SGLang quantises x before this function, for a weight of these sizes."""
+    rule = _rule(function_for(_title(function), n, k))
+    return ROW if rule is None or not rule.scales or _is_power_of_two(function) else rule.scales
 
 
 def function_for(title: str, n: int, k: int) -> str:
@@ -69,20 +89,18 @@ def libraries_of(function_name: str) -> frozenset[str]:
     return frozenset(backend for part, backend in _LIBRARIES.items() if part in function_name)
 
 
-def block_quantiser(function_name: str, *, power_of_two: bool) -> Quantise:
-    """The quantisation of x in groups of 128 along K before this function, by SGLang's own function.
+def block_quantiser(order: str, *, power_of_two: bool) -> Quantise:
+    """The quantisation of x in groups of 128 along K, with scales in this memory order, by SGLang's own function.
 
     A single row has the same scales in both orders, and is quantised without gaps: so its rows are tuned.
     """
     utils = import_module(UTILS)
-    rule = _rule(function_name)
-    in_columns = rule is not None and rule.scales == COLUMN and not power_of_two
 
     def quantise(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         made: tuple[torch.Tensor, torch.Tensor]
         if power_of_two:
             made = utils.sglang_per_token_group_quant_fp8(x, SCALE_BLOCK, scale_ue8m0=True)
-        elif in_columns and x.shape[0] > 1:
+        elif order == COLUMN and x.shape[0] > 1:
             made = utils.per_token_group_quant_fp8(x, SCALE_BLOCK, column_major_scales=True, scale_tma_aligned=True)
         else:
             made = utils.per_token_group_quant_fp8(x, SCALE_BLOCK)

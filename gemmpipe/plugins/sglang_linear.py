@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from gemmpipe.core.data import Scalar
+from gemmpipe.family.dtypes import X_SCALE_COLUMN
 from gemmpipe.plugins.engine_dispatch import (
     DTYPES_16BIT,
     KERNEL_ATTRIBUTE,
@@ -22,10 +23,11 @@ from gemmpipe.plugins.engine_dispatch import (
 )
 from gemmpipe.plugins.scope import BF16, FP8_BLOCKS, FP8_ROWS
 from gemmpipe.plugins.sglang import FAMILIES
-from gemmpipe.plugins.sglang_blocks import UTILS, block_kernel, dequantised_call
+from gemmpipe.plugins.sglang_blocks import UTILS, block_kernel, dequantised_call, scale_order
 from gemmpipe.plugins.sglang_notice import SGLANG_NOTICE
 from gemmpipe.plugins.tuned_products import has_rows
 from gemmpipe.runtime.cache import process_device
+from gemmpipe.runtime.dispatch import dispatch_of
 from gemmpipe.runtime.operands import OptionalTensor, dtype_name
 
 Original = Callable[..., torch.Tensor]
@@ -119,9 +121,21 @@ def _block_kernel(method: Any, layer: Any) -> str:
         return ""
     weight = layer.weight
     n, k = weight.shape
-    if not has_rows(FAMILIES[FP8_BLOCKS], process_device(), {"N": n, "K": k, "outdtype": "bfloat16"}):
+    wanted: dict[str, Scalar] = {"N": n, "K": k, "outdtype": "bfloat16"}
+    if not has_rows(FAMILIES[FP8_BLOCKS], process_device(), wanted):
         return ""
+    _say_other_order(wanted, scale_order(method.w8a8_block_fp8_linear, n, k))
     return register_kernel(block_kernel(method.w8a8_block_fp8_linear, n, k))
+
+
+def _say_other_order(wanted: dict[str, Scalar], order: str) -> None:
+    """Log once if all rows of a weight are for x's scales in another order than SGLang's."""
+    alternatives = dispatch_of(FAMILIES[FP8_BLOCKS]).tables().rows_with(process_device(), wanted)
+    orders = {row.get(X_SCALE_COLUMN.name) for rows in alternatives for row in rows}
+    if orders.isdisjoint({None, "", order}):
+        tuned = ", ".join(sorted(map(str, orders)))
+        reason = f"for more than one token its rows have x_scale={tuned}, SGLang's function {order}"
+        SGLANG_NOTICE.leave(FP8_BLOCKS, f"{reason}; shapes=engine shapes.engine=sglang tunes for it")
 
 
 def block_layer_reason(method: Any, layer: Any) -> str:

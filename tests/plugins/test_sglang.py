@@ -161,6 +161,20 @@ def test_a_row_for_the_other_order_of_scales_is_not_used(engine: Sglang, rows) -
     assert engine.calls == ["blocks"]
 
 
+@pytest.mark.parametrize(("order", "said"), [("row", True), ("column", False), (None, False)])
+def test_rows_for_the_other_order_alone_are_said(engine: Sglang, rows, caplog, order: str | None, said: bool) -> None:
+    key = {"N": N, "K": K, **({"x_scale": order} if order else {})}
+    rows("a8w8_blockscale", "torch", {"method": "bfloat16_convert"}, {"M": 1, **key}, {"M": 4, **key})
+    caplog.set_level(logging.INFO)
+    method, layer = blocks(engine, DEEPGEMM)
+    start(engine)
+    for m in (1, 4):
+        method.apply(layer, x_of(m))  # type: ignore[attr-defined]
+    text = "for more than one token its rows have x_scale=row, SGLang's function column"
+    assert (text in caplog.text) is said
+    assert list(dispatch_report().values()) == ["exact", "engine" if said else "exact"], "one row has both orders"
+
+
 @pytest.mark.parametrize(
     ("name", "libtype", "own"),
     [
