@@ -73,6 +73,24 @@ def _collect_job_results() -> Iterator[list[Any]]:
 
 
 @contextmanager
+def _mode_by_flags(argv: Sequence[str]) -> Iterator[None]:
+    """Let `-m` alone decide between a run and a sweep, where nothing else can.
+
+    Hydra composes the whole configuration once more to find `hydra.mode`, which no shipped file sets: that takes half
+    of the time until a run begins. A user's folder or override may set it.
+    """
+    if any(argument.startswith(("--config-dir", "-cd")) or "hydra.mode" in argument for argument in argv):
+        yield
+        return
+    get_mode = Hydra.get_mode
+    Hydra.get_mode = lambda self, *names, **overrides: None  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        Hydra.get_mode = get_mode  # type: ignore[method-assign]
+
+
+@contextmanager
 def _check_all_jobs_first(check: Check) -> Iterator[None]:
     """Call `check` on all jobs of a sweep before the first is launched, where Hydra composes them.
 
@@ -136,7 +154,8 @@ def run_hydra(argv: Sequence[str], job: Callable[[DictConfig], object], check: C
     sys.argv = [overrides[0], *argv]
     os.environ[_FULL_ERROR_VARIABLE] = "1"  # the only way to get exceptions instead of several printed lines
     try:
-        with _collect_job_results() as returned, _check_all_jobs_first(check) if check else contextlib.nullcontext():
+        checked = _check_all_jobs_first(check) if check else contextlib.nullcontext()
+        with _mode_by_flags(argv), _collect_job_results() as returned, checked:
             hydra.main(config_path=str(shipped("conf")), config_name="tune", version_base="1.3")(job)()
     finally:
         sys.argv = overrides

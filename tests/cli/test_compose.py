@@ -1,9 +1,10 @@
-"""All jobs of a sweep are composed and built before the first runs."""
+"""All jobs of a sweep are composed and built before the first runs; a configuration is composed once."""
 
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hydra._internal.hydra import Hydra
 
 from gemmpipe.cli.main import main
 from gemmpipe.pipeline.plan import Plan
@@ -73,3 +74,26 @@ def test_a_sweep_of_nothing_warns_and_runs(
     line = "warning: -m: nothing is swept; a sweep has values with commas, as in -m search=halving,exhaustive\n"
     assert capsys.readouterr().err == (line if warned else "")
     assert plans
+
+
+@pytest.mark.parametrize(
+    ("more", "composed"),
+    [((), 0), (("-m",), 0), (("hydra.mode=RUN",), 1), (("--config-dir=own",), 1)],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_the_configuration_is_composed_for_hydras_mode_only_where_it_may_be_set(
+    more: tuple[str, ...],
+    composed: int,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    asked: list[object] = []
+    monkeypatch.setattr(Hydra, "get_mode", lambda self, **named: asked.append(named))
+    (folder / "own").mkdir()
+    counted = Hydra.get_mode
+    shapes = ("shapes=list", "shapes.items=[{M: [1,2], N: 64, K: 64}]")
+    kernels = "kernel=a16w16,a8w8_blockscale" if "-m" in more else "kernel=a16w16"
+    assert main(["capture", kernels, *shapes, "device=cpu", *more]) == 0, capsys.readouterr().err
+    assert len(asked) == composed
+    assert Hydra.get_mode is counted
