@@ -173,7 +173,8 @@ def stopped(*signals: signal.Signals) -> Act:
     """Signals at a random moment; the run ends with code 130 and goes on when resumed."""
 
     def act(site: Site, chance: random.Random) -> int:
-        started = site.start(problems(), "space.PACE_MS=[0,10,11,12]", "search=exhaustive", "batch=2")
+        arguments = (problems(), "space.PACE_MS=[0,10,11,12]", "search=exhaustive", "batch=2")
+        started = site.start(*arguments)
         assert in_session(site, started)
         sent = 0
         for number in signals:
@@ -183,7 +184,11 @@ def stopped(*signals: signal.Signals) -> Act:
         done = {row["problem"] for row in site.rows("done")}
         if len(signals) == 1 and sent:
             assert len(site.tuned()) == len(done), "what was finished is not in the table"
-        go_on(site)
+        if site.rows("trial"):
+            go_on(site)
+        else:  # stopped before its first trial: the folder of such a run is removed
+            ended(site.start(*arguments), 0)
+            table_is_right(site, MS)
         return sent
 
     return act
