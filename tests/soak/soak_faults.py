@@ -101,6 +101,7 @@ def faulty(kind: str, status: str, *arguments: str, paces: tuple[int, ...] = (0,
                 injected += not not_run
         named = {(row["problem"], row["candidate"]) for row in trials if kinds[str(row["candidate"])] == kind}
         assert len(named) == len(paces) * len(ms), "not every faulty candidate has its trial"
+        assert injected, "no candidate failed"
         if status in ("died", "timeout"):
             assert error.count("warning: quarantined") == injected, error[-600:]
         nothing_is_repeated(site.rows())
