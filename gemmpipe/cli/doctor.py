@@ -9,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gemmpipe import __version__
 from gemmpipe.cli.folders import ConfigFolders
 from gemmpipe.cli.machine import machine_lines, warnings_of
 from gemmpipe.core.artifact import read_runs, sidecar_path
@@ -69,7 +70,7 @@ def report_environment(plan: "Plan", events: Events) -> int:
 
 def _version_lines() -> Iterator[str]:
     yield "versions"
-    yield f"  gemmpipe {_version('gemmpipe')}, python {platform.python_version()}, {platform.platform(terse=True)}"
+    yield f"  gemmpipe {__version__}, python {platform.python_version()}, {platform.platform(terse=True)}"
     yield "  " + ", ".join(f"{package} {_version(package)}" for package in _PACKAGES)
 
 

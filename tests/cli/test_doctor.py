@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from gemmpipe import __version__
 from gemmpipe.cli import machine
 from gemmpipe.cli.main import main
 from gemmpipe.core.device import cpu_device
@@ -25,7 +26,7 @@ def test_on_a_cpu(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch:
     out, error = capsys.readouterr()
     assert error == ""
     for text in (
-        "python 3.",
+        f"gemmpipe {__version__}, python 3.",
         "torch 2.",
         "cpu:",
         "cores",

@@ -46,8 +46,8 @@ def sglang(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def planned(plans: list[Plan], device: Device, *arguments: str) -> tuple[Plan, list[Event]]:
     """The plan of a command line for SGLang on this device, and what the user is told."""
     said: list[Event] = []
-    words = ("shapes=engine", "shapes.engine=sglang", "shapes.path=config.json", "shapes.nsets=[16]")
-    assert main([*arguments, *words]) == 0
+    options = ("shapes=engine", "shapes.engine=sglang", "shapes.path=config.json", "shapes.nsets=[16]")
+    assert main([*arguments, *options]) == 0
     return with_engine_libraries(plans[-1], device, Events(listeners=[said.append])), said
 
 
