@@ -4,7 +4,6 @@ from collections.abc import Mapping
 
 import pytest
 import torch
-import triton
 from interpreter_process import INTERPRETED, Interpreter
 from pairwise import pairwise
 
@@ -21,6 +20,7 @@ from gemmpipe.family.problem import make_problem
 from gemmpipe.family.reference import dequantise, error_ratio
 from gemmpipe.family.space import Space
 from gemmpipe.formats.triton_json import TritonJson
+from gemmpipe.kernels.a4w4_blockscale import _decodes_for_cdna3
 from gemmpipe.launch.build import compile_build
 from gemmpipe.pipeline.plan import Plan
 from gemmpipe.templates.constraints import shared_bytes
@@ -146,6 +146,8 @@ def nan_output(spec: GemmSpec) -> torch.Tensor:
 @pytest.mark.parametrize("family", CASES)
 def test_matches_the_reference_on_odd_and_even_sizes(interpreter: Interpreter, family: str) -> None:
     for case in CASES[family]:
+        if family == "a4w4_blockscale" and case.get("gfx") == "gfx942" and not _decodes_for_cdna3():
+            continue  # before triton 3.9
         result = interpreter.run("kernel", {"family": family, **case})
         assert result["reason"] is None, case
         assert result["error"] < (0.01 if "atomic" in family else 1e-9), case
@@ -164,7 +166,7 @@ POINTS = [[16, 32, 128, 4, 3, False], [64, 64, 64, 1, 2, True], [16, 256, 32, 1,
 def test_compiles_without_a_gpu_within_the_estimate(
     name: str, key: Mapping[str, object], options: Mapping[str, object], gfx: str, point: list[int]
 ) -> None:
-    if "a4w4" in name and gfx == "gfx942" and triton.__version__.startswith("3.6"):
+    if "a4w4" in name and gfx == "gfx942" and not _decodes_for_cdna3():
         pytest.skip("this triton has no MXFP4 product for gfx942")
     (family, spec), device = spec_of(name, (64, 1280, 8224), key, options, gfx), arch_device(gfx)
     kernel = family.implementations[0]

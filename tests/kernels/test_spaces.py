@@ -20,6 +20,7 @@ from gemmpipe.launch.build import compile_build, compile_kernel, find_kernel
 from gemmpipe.launch.source_hash import source_hash
 from gemmpipe.stages.rows import candidate_of
 from gemmpipe.tables import store
+from gemmpipe.templates.hopper.constraints import views_of_parts
 from gemmpipe.templates.params import BLOCK_SCALED_KNOBS
 from gemmpipe.templates.tiled import TiledKernel
 
@@ -331,6 +332,8 @@ def test_two_scale_warps_arrive_once_per_slot(reading: str, columns: int, splits
     options = {"kernel_type": "warp_specialised", "BLOCK_SIZE_M": 128, "BLOCK_SIZE_N": columns, "BLOCK_SIZE_K": 128}
     options |= {"NUM_KSPLIT": splits, "CLUSTER_SIZE": clusters, "num_stages": 4}
     knobs = kernel.normalise(spec, {**KNOBS, **options}, device)
+    if columns == 192 and not views_of_parts():
+        pytest.skip("this Triton views whole buffers of shared memory only")
     assert kernel.unsupported_reason(spec, knobs, device) is None
     (build,) = kernel.builds(spec, knobs, device)
     kept = compile_kernel(build, device).asm

@@ -19,11 +19,14 @@ from gemmpipe.templates.hopper.constraints import (
     PersistentGrid,
     accumulator_width,
     hopper_shared_bytes,
+    views_of_parts,
 )
 from gemmpipe.templates.hopper.launch import WarpSpecialised
 from gemmpipe.templates.hopper.tile_scheduler import accumulator_parts
 from gemmpipe.templates.hopper.waves import wave_part_columns
 from gemmpipe.templates.params import BLOCK_SCALED_KNOBS
+
+IN_PARTS = pytest.mark.skipif(not views_of_parts(), reason="this Triton views whole buffers of shared memory only")
 
 SM_90 = arch_device("sm_90")
 FAMILIES = ("a16w16", "a8w8", "a8w8_blockscale", "a8w8_bpreshuffle", "a8w8_blockscale_bpreshuffle")
@@ -161,6 +164,7 @@ WHOLE = {"a16w16": (128, 192), "a8w8_blockscale": (128, 80)}
 TILES = [(128, 80, 16), (128, 96, 32), (64, 160, 16), (64, 192, 32), (128, 160, 32), (128, 192, 64)]
 
 
+@IN_PARTS
 @pytest.mark.parametrize(
     ("name", "block_m", "columns", "part"),
     [
@@ -189,6 +193,7 @@ def test_a_tile_of_any_columns_is_copied_whole_and_stored_by_parts(
     assert shapes[:3] == [boxes["x"][1], [columns, knobs["BLOCK_SIZE_K"]], boxes["out"][1]]
 
 
+@IN_PARTS
 @pytest.mark.parametrize(
     ("name", "block_m", "columns", "splits", "cluster"),
     [
@@ -238,6 +243,7 @@ def test_narrow_tiles_add_up_as_many_blocks_as_the_registers_allow(
     assert dict(other.constants)["BATCH"] == 4  # warps that load the scales hold registers too
 
 
+@IN_PARTS
 @pytest.mark.parametrize(
     ("block_m", "columns", "k", "splits"),
     [case[:4] if i == 1 else pytest.param(*case[:4], marks=SLOW) for i, case in enumerate(NARROW)],
@@ -248,6 +254,7 @@ def test_narrow_tiles_do_not_spill(block_m: int, columns: int, k: int, splits: i
     assert (compile_build(other, SM_90).spills or 0) <= 16
 
 
+@IN_PARTS
 @pytest.mark.parametrize(
     ("name", "columns", "why"),
     [
@@ -264,6 +271,7 @@ def test_columns_that_no_instruction_or_register_has(name: str, columns: int, wh
     assert kernel.builds(spec, _knobs(spec, 128), SM_90)[0].boxes == ()
 
 
+@IN_PARTS
 @pytest.mark.parametrize("columns", [*(pytest.param(each, marks=SLOW) for each in (96, 112, 144, 160)), 192])
 def test_turns_have_barriers_of_their_own(columns: int) -> None:
     """Triton, which does not know of them, uses other barriers; each warpgroup waits for the other's arrival."""
@@ -307,6 +315,7 @@ def _wave_knobs(rows: int, columns: int, slots: int, own_pace: bool, constant: b
     return {**knobs, **({"OWN_PACE": True} if own_pace else {}), **({"CONSTANT_NK": True} if constant else {})}
 
 
+@IN_PARTS
 @pytest.mark.parametrize("tile", [pytest.param(tile, marks=() if tile[1] == 64 else SLOW) for tile in WAVES], ids=str)
 def test_waves_of_a_tile_compile_within_the_registers(tile: tuple[int, int, int, bool, int]) -> None:
     kernel, spec = _kernel("a8w8_blockscale", 1024)
@@ -376,3 +385,12 @@ def test_constant_sizes_are_no_arguments(tile: tuple[int, int, int, bool]) -> No
     others = kernel.builds(replace(spec, n=1536), knobs, SM_90)
     assert not set(others) & set(kernel.builds(spec, knobs, SM_90))
     assert len(kernel.builds(spec, {**knobs, "CONSTANT_NK": False}, SM_90)) == len(others)
+
+
+@pytest.mark.skipif(views_of_parts(), reason="this Triton compiles tiles in parts")
+def test_a_triton_without_views_of_parts_of_buffers_has_no_tile_in_parts() -> None:
+    kernel, spec = _kernel("a8w8_blockscale", 256)
+    assert "views whole buffers only" in str(
+        kernel.unsupported_reason(spec, {**_knobs(spec, 128), "BLOCK_SIZE_N": 80}, SM_90)
+    )
+    assert kernel.unsupported_reason(spec, _knobs(spec, 128), SM_90) is None

@@ -4,6 +4,8 @@ Also the persistent grid (tiles over programs) and the partition of a tile withi
 """
 
 from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import version
 from math import prod
 
 from gemmpipe.core.data import Device, Knobs
@@ -193,7 +195,18 @@ def hopper_tile_violation(spec: GemmSpec, knobs: Knobs, device: Device, widest: 
     needed = hopper_shared_bytes(knobs)
     if stages < 2 or needed > device.shared_bytes:
         return f"shared memory: about {needed} bytes for {stages} stages, {device.shared_bytes} per block"
+    if part_columns(knobs) != columns and not views_of_parts():
+        return f"compiler: triton {version('triton')} views whole buffers only, which a tile of {m}x{n} cannot use"
     return None
+
+
+@cache
+def views_of_parts() -> bool:
+    """False for Triton 3.8, whose views of shared memory have the size of what they view; x's ring is a part of one.
+
+    Versions 3.6, 3.7 and 3.9 compile such tiles.
+    """
+    return not version("triton").startswith("3.8.")
 
 
 def _waves_violation(m: int, columns: int, widest: MaxColumns) -> str | None:
