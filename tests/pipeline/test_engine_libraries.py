@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from model_configs import FP8_BY_BLOCKS, QWEN_8B
 
 from gemmpipe.cli.main import main
 from gemmpipe.core.data import Device
@@ -14,17 +15,7 @@ from gemmpipe.core.events import Event, Events
 from gemmpipe.engines.own_kernel import own_kernel
 from gemmpipe.pipeline.plan import Plan, with_engine_libraries
 
-CONFIG = {
-    "architectures": ["Qwen3ForCausalLM"],
-    "hidden_size": 4096,
-    "intermediate_size": 12288,
-    "num_hidden_layers": 36,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-    "vocab_size": 151936,
-    "quantization_config": {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128]},
-}
+CONFIG = {**QWEN_8B, "quantization_config": FP8_BY_BLOCKS}
 
 
 @pytest.fixture(autouse=True)

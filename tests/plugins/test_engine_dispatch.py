@@ -1,18 +1,21 @@
 """Dispatch per M with an engine's kernel: rows answer, all else is the engine's; the work per call is constant."""
 
 import gc
+from types import SimpleNamespace
 
 import pytest
 import torch
 from executed_lines import steps
 from torch.nn.functional import linear
 
+from gemmpipe.core.data import Candidate
 from gemmpipe.family import load_family
 from gemmpipe.family.reference import dequantise, dequantise_weight
 from gemmpipe.plugins import engine_dispatch as module
 from gemmpipe.plugins.engine_dispatch import EngineKernel, engine_dispatch, register_kernel
 from gemmpipe.plugins.operators import register_plugin_operators
 from gemmpipe.runtime import dispatch_report
+from gemmpipe.runtime.select import LookupResult, RunnableCandidate
 from gemmpipe.runtime.selection_log import LOG
 
 N, K = 64, 256
@@ -237,3 +240,29 @@ def test_a_compiled_graph_dispatches_each_m(rows, counted, w) -> None:
         layer(x_of(m))
     assert engine.calls == 2
     assert "exact" in dispatch_report().values()
+
+
+@pytest.mark.parametrize("after_quantiser", [False, True])
+def test_only_after_our_quantiser_a_rows_launch_overlaps_the_one_before(monkeypatch, after_quantiser: bool) -> None:
+    family = load_family("a8w8_blockscale")
+    (own,) = (each for each in family.implementations if each.label == "sliced")
+    row = LookupResult(
+        step="exact",
+        source="test",
+        runnable=RunnableCandidate(implementation=own, candidate=Candidate.of("sliced", {})),
+    )
+    monkeypatch.setattr(module, "lookup_results", lambda *_: iter([row]))
+    bound: list[LookupResult] = []
+    request = SimpleNamespace(
+        problem=SimpleNamespace(id="test"),
+        spec=None,
+        device=None,
+        orders=(),
+        bind=lambda selected: bound.append(selected) or plain,
+        run=lambda call: torch.zeros(1),
+    )
+    cache = SimpleNamespace(tables=dict, family=family)
+    kernel = EngineKernel(name="engine", call=plain, after_quantiser=after_quantiser)
+    assert module.tuned_call(cache, request, kernel) is not None
+    assert [each.runnable.implementation.launch_pdl for each in bound] == [after_quantiser]
+    assert not own.launch_pdl

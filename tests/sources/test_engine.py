@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from model_configs import QWEN_8B
 
 from gemmpipe.cli.folders import ConfigFolders
 from gemmpipe.cli.request import with_kernel_of_shapes
@@ -16,16 +17,6 @@ from gemmpipe.sources.model.engine import EngineShapes, family_of_checkpoint
 
 DATA = Path(__file__).parents[3] / "shared" / "data" / "model_configs"
 NOTHING = KernelDefaults(dtype=None, out_dtype=None, bias=None)
-QWEN_8B = {
-    "architectures": ["Qwen3ForCausalLM"],
-    "hidden_size": 4096,
-    "intermediate_size": 12288,
-    "num_hidden_layers": 36,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-    "vocab_size": 151936,
-}
 V3 = {
     "architectures": ["DeepseekV3ForCausalLM"],
     "hidden_size": 7168,
