@@ -17,6 +17,7 @@ from gemmpipe.launch.build import LoadedKernel
 from gemmpipe.runtime.binding import bind_kernel, generic_call
 from gemmpipe.runtime.operands import CallOperands
 from gemmpipe.runtime.select import RunnableCandidate
+from gemmpipe.templates.hopper.constraints import views_of_parts
 
 TILES = {"BLOCK_SIZE_M": 16, "BLOCK_SIZE_N": 64, "BLOCK_SIZE_K": 128, "num_warps": 4, "num_stages": 2}
 
@@ -132,6 +133,8 @@ def test_it_launches_what_binding_each_time_would(kernel: Kernel, name: str, spl
 @pytest.mark.parametrize("name", ["a16w16", "a8w8", "a8w8_blockscale"])
 @pytest.mark.parametrize(("splits", "columns"), [(4, 64), (2, 64), (1, 64), (2, 160)])
 def test_it_launches_clusters_as_they_were_timed(kernel: Kernel, name: str, splits: int, columns: int) -> None:
+    if columns == 160 and not views_of_parts():
+        pytest.skip("this Triton views whole buffers of shared memory only")
     """The splits of a tile are launched as one cluster: otherwise they would reduce sums that are not ready."""
     deep = {"BLOCK_SIZE_K": 64 if name == "a16w16" else 128, "num_stages": 4, "GROUP_SIZE_M": 8, "num_warps": None}
     tile = {"BLOCK_SIZE_M": 128, "BLOCK_SIZE_N": columns, "NUM_KSPLIT": splits, "CLUSTER_SIZE": max(2, splits)}
