@@ -19,7 +19,8 @@ activations. Times: CUDA graphs with weights in rotation, medians of interleaved
 device busy behind. Errors: from a product in fp32, over its norm.
 
 Not SGLang's own: packages that are missing and not called are stand-ins, which are named; `sgl_kernel` refuses every
-call, but for `moe_sum_reduce`, in whose place is SGLang's Triton kernel of the same sum, on both sides.
+call, but for `moe_sum_reduce`, in whose place is SGLang's Triton kernel of the same sum, and `moe_align_block_size`,
+SGLang's JIT kernel of it, on both sides.
 SGLang compiles its quantisers and the order of experts with `tvm_ffi` and nvcc at their first call.
 """
 
@@ -119,7 +120,19 @@ def import_engine(deepgemm: bool) -> str:
     absent = stand_ins()
     if REFUSING in absent:
         fused_moe.moe_sum_reduce = fused_moe.moe_sum_reduce_triton
+        align = importlib.import_module("sglang.srt.layers.moe.moe_runner.triton_utils.moe_align_block_size")
+        align.sgl_moe_align_block_size = align_by_jit
     return f"stand-ins: {', '.join(absent) or 'none'}; DeepGEMM: {deep}; parallel state: {initialise_parallel_state()}"
+
+
+def align_by_jit(*given: Any) -> None:
+    """SGLang's JIT kernel of the order of experts, which takes all but the last operand: other experts are ignored."""
+    from sglang.kernels.ops.moe.moe_align import moe_align_block_size
+
+    *operands, ignore_invalid_expert = given
+    if ignore_invalid_expert:
+        raise RuntimeError("the JIT kernel of the order of experts ignores no invalid expert")
+    moe_align_block_size(*operands)
 
 
 def initialise_parallel_state() -> str:
