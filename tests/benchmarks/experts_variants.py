@@ -8,7 +8,8 @@ all configurations of the shipped table for so many tokens; `new`: the fastest o
 `fused_experts` with its published file, if vLLM is importable. A figure is the median of replays of one CUDA graph with
 several routings (so that weights come from memory), contenders interleaved; every result is checked. Cases are taken by
 tokens, fewest first, until the limit; experts_variants.csv has every contender. With --routings the choice under the
-usual routing is timed under five others, beside the eight fastest.
+usual routing (the table's own row for so many tokens, else the fastest) is timed under five others, beside the eight
+fastest.
 """
 
 import argparse
@@ -27,6 +28,7 @@ from pathlib import Path
 
 import torch
 from engine_experts import FAMILY, FP8, Case, graph_of, published, replay_us
+from engine_experts import MIXTURES as SIZES
 from triton.runtime.errors import TritonError
 
 from gemmpipe.backends import engine_moe
@@ -87,17 +89,35 @@ def fitting(case: Case, device: Device, found: Iterator[tuple[str, Implementatio
 
 
 def existing(case: Case, device: Device) -> Iterator[tuple[str, Implementation, Knobs]]:
+    yield from shipped(case, device)
     default = {"BLOCK_SIZE_M": 16, "BLOCK_SIZE_N": 64, "BLOCK_SIZE_K": 64, "num_warps": 4, "num_stages": 3}
     if case.dtype == FP8:
         default["BLOCK_SIZE_K"] = 128
     yield "now default", implementation("triton"), default
     for name, values in PLAIN.items():
         yield f"now plain {name}", implementation("triton"), dict(zip(_PLAIN_NAMES, values, strict=True))
+
+
+def shipped(case: Case, device: Device) -> list[tuple[str, Implementation, Knobs]]:
+    """The rows of about so many tokens, those of this mixture first: what they share has their name.
+
+    A row has the name of its tokens, and of its sizes where it is another mixture's.
+    """
+    found = []
     for row in store.read(shipped_tables() / FAMILY.csv_name, FAMILY):
-        near = case.tokens / 4 <= int(str(row["token"])) <= case.tokens * 4
+        tokens = int(str(row["token"]))
+        near = case.tokens / 4 <= tokens <= case.tokens * 4
         if near and str(row["q_dtype_w"]) == case.dtype and row["gfx"] == device.gfx:
             candidate = candidate_of(str(row["libtype"]), str(row["config"]))
-            yield f"now {row['token']}", implementation(candidate.backend), candidate.knobs
+            sizes = tuple(int(str(row[name])) for name in ("model_dim", "inter_dim", "expert", "topk"))
+            other = sizes != SIZES[case.mixture]
+            name = f"{table_row(tokens)} of {'x'.join(map(str, sizes))}" if other else table_row(tokens)
+            found.append(((other, tokens != case.tokens), (name, implementation(candidate.backend), candidate.knobs)))
+    return [each for _, each in sorted(found, key=lambda item: item[0])]
+
+
+def table_row(tokens: int) -> str:
+    return f"now {tokens}"
 
 
 def further(case: Case, device: Device) -> Iterator[tuple[str, Implementation, Knobs]]:
@@ -209,8 +229,9 @@ def regrets(
 ) -> list[tuple[str, str, float]]:
     """For each routing its fastest contender, and the time of the usual routing's choice over that one's."""
     own = {name: us for name, us in usual.items() if name != "vllm"}
-    choice = min(own, key=lambda name: own[name])
-    kept = {name: made[name] for name in sorted(own, key=lambda name: own[name])[:8]}  # others are far behind
+    fast = sorted(own, key=lambda name: own[name])
+    choice = table_row(case.tokens) if table_row(case.tokens) in own else fast[0]
+    kept = {name: made[name] for name in {choice: None} | dict.fromkeys(fast[:8])}  # others are far behind
     found = []
     for routing in ROUTINGS:
         alive: list[object] = []
@@ -299,7 +320,7 @@ def main() -> None:
             rows.append([case.mixture, case.dtype, case.tokens, name, f"{us:.3f}", json.dumps(dict(knobs))])
         write(Path(arguments.out) / "experts_variants.csv", rows)
         (now, now_us), (new, new_us), (_, vllm_us) = (best(times, kind) for kind in ("now", "new", "vllm"))
-        lines.append((case, now_us, new_us, vllm_us))
+        lines.append((case, now_us, new_us, vllm_us, times.get(table_row(case.tokens), math.nan)))
         if arguments.routings:
             for routing, fastest, regret in regrets(
                 case, device, compilation.made[case], operands, times, arguments.rounds
@@ -311,10 +332,14 @@ def main() -> None:
         print(f"{printed} {vllm_us:7.1f}; {now_us / new_us:.3f} {vllm_us / new_us:.3f}", flush=True)
     compilation.close()
     for dtype, count in itertools.product(dtypes, map(int, tokens)):
-        own = [(a, b, v) for case, a, b, v in lines if (case.dtype, case.tokens) == (dtype, count)]
-        over_now = geomean([a / b for a, b, _ in own if a / b > 0])
-        over_vllm = geomean([v / min(a, b) if b > 0 else v / a for a, b, v in own if v > 0])
-        print(f"{dtype[:5]} {count:4} tokens: now/new {over_now:.3f}, vllm over the faster {over_vllm:.3f}")
+        own = [(a, b, v, t) for case, a, b, v, t in lines if (case.dtype, case.tokens) == (dtype, count)]
+        over_now = geomean([a / b for a, b, _, _ in own if a / b > 0])
+        over_vllm = geomean([v / min(a, b) if b > 0 else v / a for a, b, v, _ in own if v > 0])
+        of_table = geomean([v / t for _, _, v, t in own if v / t > 0])
+        print(
+            f"{dtype[:5]} {count:4} tokens: now/new {over_now:.3f}, vllm over the faster {over_vllm:.3f}, "
+            f"over the table's row {of_table:.3f}"
+        )
 
 
 if __name__ == "__main__":
