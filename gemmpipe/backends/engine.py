@@ -37,10 +37,6 @@ class EngineImplementation(Implementation):
         super().__init_subclass__(**kwargs)
         accept_old_methods(cls, {"absent": "unavailable_reason", "call_without_memory": "call_on_meta"})
 
-    def implementations(self, family: Family) -> tuple[Implementation, ...]:
-        """Itself, so that it can be a backend of a run."""
-        return (self,)
-
     def timed_scale_orders(self, spec: GemmSpec) -> tuple[str, ...]:
         """Row-major alone, as the engines' quantisers write scales for their Triton functions."""
         return (ROW,)

@@ -60,13 +60,18 @@ class EngineFunction:
         operands: Sequence["torch.Tensor | None"],
         block: list[int],
         dtype: "torch.dtype",
-        configuration: dict[str, Scalar],
+        configuration: dict[str, Scalar] | None,
     ) -> "Launch":
-        """A call with this configuration for any M. Raises RuntimeError if the engine cannot be imported."""
+        """A call with this configuration for any M; None: with the one that the engine looks up.
+
+        Raises RuntimeError if the engine cannot be imported.
+        """
         module = _import_module(self)
         if isinstance(module, str):
             raise RuntimeError(module)
         call: Callable[..., torch.Tensor] = getattr(module, self.function)
+        if configuration is None:
+            return lambda: call(*operands, block, dtype)
 
         def launch() -> "torch.Tensor":
             with patched_attribute(module, self.lookup, lambda *_: {1: configuration}):

@@ -31,15 +31,19 @@ _MODULES: Mapping[str, str] = {
 
 
 def launch(label: str, spec: GemmSpec, knobs: Knobs, inputs: Inputs, weights: Weights) -> Launch:
-    """A call of the engine's own function with these knobs. Raises RuntimeError if it cannot be called here.
+    """A call of the engine's own function with these knobs; with none as the engine configures it.
+
+    Raises RuntimeError if it cannot be called here.
 
     The launch allocates and returns its output [M, N], as the engine does; it can be captured in a graph.
     """
     if reason := unavailable_reason(label):
         raise RuntimeError(reason)
-    engine = importlib.import_module(_MODULES[label])
     call = _vllm_call(spec, inputs, weights)
     configuration = {name: value for name, value in knobs.items() if value is not None}
+    if not configuration:
+        return call
+    engine = importlib.import_module(_MODULES[label])
 
     def run() -> "torch.Tensor":
         with engine.override_config(configuration):

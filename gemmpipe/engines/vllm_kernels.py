@@ -146,6 +146,8 @@ def _sixteen_order(situation: Situation, rules: Sequence[KernelRule]) -> Sequenc
     return sorted(rules, key=lambda rule: rule.backend != "triton") if situation.gfx == _HOPPER else rules
 
 
+_LIBRARIES = ("vllm_function",)
+_LABELS = ("vllm", *_LIBRARIES)
 _EXPERTS_FP8 = (
     _experts(
         "FLASHINFER_TRTLLM",
@@ -167,7 +169,7 @@ _EXPERTS_FP8 = (
         needs(*_DEEPGEMM_PACKAGES),
     ),
     _experts("VLLM_CUTLASS", "CUTLASS", "cutlass", "fp8", lambda situation: "not for scales by blocks"),
-    _experts("TRITON", "Triton", "triton", "fp8", reads_files=True, labels=("vllm",)),
+    _experts("TRITON", "Triton", "triton", "fp8", reads_files=True, labels=_LABELS, libraries=_LIBRARIES),
 )
 _EXPERTS_16 = (
     _experts(
@@ -186,7 +188,7 @@ _EXPERTS_16 = (
         on(_HOPPER, "sm_100", "sm_103"),
         needs("flashinfer"),
     ),
-    _experts("TRITON", "Triton", "triton", "unquantized", reads_files=True, labels=("vllm",)),
+    _experts("TRITON", "Triton", "triton", "unquantized", reads_files=True, labels=_LABELS, libraries=_LIBRARIES),
 )
 _EXPERT_LAYERS = (
     LayerRules(kind=EXPERTS_BLOCKS, flag="--moe-backend", kernels=_EXPERTS_FP8, order=_fp8_order, strict=True),

@@ -42,16 +42,9 @@ TunedCall = tuple[BoundCall, torch.Tensor]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class EngineKernel:
-    """A kernel of an engine, by the operands of a product."""
+class EngineAnswers:
+    """The rows that an engine's own kernel answers, and when a tuned product's launch may begin."""
 
-    name: str
-    call: GemmCall
-    """(x, w, x_scale, w_scale, bias) -> out [..., N], for operands in the form of a tuned candidate's."""
-    from_16bit: GemmCall | None = None
-    """The same for x in 16 bits and without x_scale, if the engine's kernel quantises x itself."""
-    quantise: Quantise | None = None
-    """x's quantisation for a tuned candidate; given with `from_16bit`."""
     libtypes: frozenset[str] = frozenset()
     """Backends of gemmpipe that run this kernel's library: a row with one of them is answered by this kernel."""
     least_gain: float = 0.0
@@ -67,6 +60,19 @@ class EngineKernel:
         if selected.gain is not None and selected.gain < self.least_gain:
             return f"ahead of the engine's kernel by less than {100 * (self.least_gain - 1):.0f} %"
         return ""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class EngineKernel(EngineAnswers):
+    """A kernel of an engine, by the operands of a product."""
+
+    name: str
+    call: GemmCall
+    """(x, w, x_scale, w_scale, bias) -> out [..., N], for operands in the form of a tuned candidate's."""
+    from_16bit: GemmCall | None = None
+    """The same for x in 16 bits and without x_scale, if the engine's kernel quantises x itself."""
+    quantise: Quantise | None = None
+    """x's quantisation for a tuned candidate; given with `from_16bit`."""
 
 
 _KERNELS: dict[str, EngineKernel] = {}
@@ -103,7 +109,7 @@ def clear_dispatches() -> None:
         _DISPATCHES.clear()
 
 
-def tuned_call(cache: KernelCache, request: BindRequest, kernel: EngineKernel | None = None) -> TunedCall | None:
+def tuned_call(cache: KernelCache, request: BindRequest, kernel: EngineAnswers) -> TunedCall | None:
     """The first row's call that runs with these operands, or None: the engine's kernel is used then.
 
     `kernel`: the engine's, which may answer rows itself. Raises torch.OutOfMemoryError. Any other failure of a
@@ -111,14 +117,12 @@ def tuned_call(cache: KernelCache, request: BindRequest, kernel: EngineKernel | 
     """
     results = lookup_results(cache.tables(), request.problem, request.spec, request.device, request.orders)
     for selected in _usable(results, kernel):
-        if kernel is not None and (why := kernel.keeps(selected)):
+        if why := kernel.keeps(selected):
             LOG.record_step(cache.family.name, request.problem.id, ENGINE_STEP)
             LOG.log_step(f"{request.problem.id}: {ENGINE_STEP}: {selected.source}: {why}")
             return None
         try:
-            call = request.bind(
-                _launched_early(selected) if kernel is not None and kernel.after_quantiser else selected
-            )
+            call = request.bind(_launched_early(selected) if kernel.after_quantiser else selected)
             if call is None:
                 continue
             out = request.run(call)
@@ -144,12 +148,12 @@ def _launched_early(selected: LookupResult) -> LookupResult:
     return replace(selected, runnable=replace(runnable, implementation=early))
 
 
-def _usable(results: Iterator[LookupResult], kernel: EngineKernel | None) -> Iterator[LookupResult]:
+def _usable(results: Iterator[LookupResult], kernel: EngineAnswers) -> Iterator[LookupResult]:
     """The tuned rows that read the weight in the engine's form, and those that the engine's kernel answers."""
     for selected in results:
         if selected.step == "fallback":
             return
-        if (kernel is not None and kernel.keeps(selected)) or reads_weight_as_given(selected.runnable):
+        if kernel.keeps(selected) or reads_weight_as_given(selected.runnable):
             yield selected
         else:
             LOG.warn(

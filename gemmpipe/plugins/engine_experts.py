@@ -11,7 +11,7 @@ import torch
 from gemmpipe.core.data import Device, Problem
 from gemmpipe.core.errors import UserError
 from gemmpipe.family import GemmSpec
-from gemmpipe.plugins.engine_dispatch import MAX_KEYS, may_look_up, tuned_call
+from gemmpipe.plugins.engine_dispatch import MAX_KEYS, EngineAnswers, may_look_up, tuned_call
 from gemmpipe.runtime.cache import BindRequest, CallKey
 from gemmpipe.runtime.dispatch import Dispatch, dispatch_of
 from gemmpipe.runtime.moe import MixtureCall, RoutedOperands, run_mixture
@@ -20,6 +20,8 @@ from gemmpipe.runtime.select import RunnableCandidate
 from gemmpipe.runtime.selection_log import LOG
 
 FAMILY = "fmoe"
+ENGINES_OWN = EngineAnswers(libtypes=frozenset({"vllm_function", "sglang_function"}))
+"""Rows of the engines' own functions leave the experts to the engine."""
 
 
 class NotAnswered(Exception):
@@ -72,7 +74,7 @@ class ExpertsDispatch(Dispatch):
         with self.lock:
             call: MixtureCall | None = self.calls.get(key)
             if call is None:
-                tuned = tuned_call(self, request)
+                tuned = tuned_call(self, request, ENGINES_OWN)
                 if tuned is None:
                     self._decline(key)
                     raise NotAnswered

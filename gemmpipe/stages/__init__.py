@@ -97,8 +97,8 @@ class Context:
     space: Space
     search: Search
     implementations: tuple[Implementation, ...]
-    row_backends: "dict[str, Backend | EngineImplementation]" = field(default_factory=dict)
-    """By label: libraries that were not chosen and that rows of the run's table name, engines' functions to compare."""
+    row_backends: "dict[str, Backend]" = field(default_factory=dict)
+    """By label: libraries that were not chosen, and that rows of the run's table name."""
     incumbents: Mapping[str, tuple[Candidate, ...]]
     """By problem id: the choices of the output table."""
     rooflines: Mapping[str, Roofline] = field(default_factory=dict)

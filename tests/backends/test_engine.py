@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from gemmpipe.backends import engine_moe, library_backends
 from gemmpipe.backends.engine import EngineBackend, EngineProduct
 from gemmpipe.backends.engine_functions import GEMM_FUNCTIONS, EngineFunction
 from gemmpipe.core.data import Device
@@ -100,6 +101,51 @@ def test_the_function_runs_with_the_configuration_given(
     assert module.lookup is before
     reference = scaled.reference(spec, inputs, weights)
     torch.testing.assert_close(result.float(), reference, rtol=0.02, atol=0.02 * float(reference.std()))
+
+
+def test_a_function_that_configures_itself(
+    function: EngineFunction, scaled: Family, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine's own look-up answers, at the nearest M of its file; scales of x in columns are copied into rows."""
+    monkeypatch.setitem(GEMM_FUNCTIONS, "vllm", function)
+    own, device = library_backends()["vllm_function"], cpu_device()
+    options = KernelDefaults(dtype=None, out_dtype=None, bias=None)
+    for m, rows in ((1, 16), (60, 64)):
+        spec = scaled.spec(make_problem(scaled, {"M": m, "N": 144, "K": 300}, options, "sm_90", "test"))
+        generator = torch.Generator().manual_seed(m)
+        weights, inputs = make_weights(spec, generator), make_inputs(spec, generator)
+        assert inputs.x_scale is not None
+        column = inputs.x_scale.t().contiguous().t()
+        assert own.unsupported_reason(spec, {}, device) is None
+        out = torch.full(spec.out_shape, float("nan"), dtype=torch.bfloat16)
+        given = replace(inputs, x_scale=column)
+        result = own.bind(spec, {}, device, given, own.prepare(spec, weights, {}), out)()
+        assert sys.modules[function.module].SEEN[-1] == {"BLOCK_SIZE_M": rows}
+        reference = scaled.reference(spec, inputs, weights)
+        torch.testing.assert_close(result.float(), reference, rtol=0.02, atol=0.02 * float(reference.std()))
+
+
+def test_experts_without_knobs_are_configured_by_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    called: list[object] = []
+    reason_of = engine_moe.unavailable_reason
+    monkeypatch.setattr(engine_moe, "unavailable_reason", lambda label: None if label == "vllm" else reason_of(label))
+    monkeypatch.setattr(engine_moe, "_vllm_call", lambda *given: lambda: called.append(given))
+    monkeypatch.setitem(sys.modules, engine_moe._MODULES["vllm"], None)  # whose override must not be asked for
+    family, own = load_family("fmoe"), library_backends()["vllm_function"]
+    for dtype, inner, reason in (
+        (None, 96, None),
+        ("float8_e4m3fn", 256, None),
+        ("float8_e4m3fn", 96, "quantiser: whole groups of 128, not 256 and 96"),
+    ):
+        options = KernelDefaults(dtype=dtype, out_dtype=None, bias=None)
+        key = {"token": 3, "model_dim": 256, "inter_dim": inner, "expert": 4, "topk": 2}
+        spec = family.spec(make_problem(family, key, options, "sm_90", "test"))
+        assert own.unsupported_reason(spec, {}, cpu_device()) == reason
+        weights = family.make_weights(spec, torch.Generator().manual_seed(1))
+        inputs = family.make_inputs(spec, torch.Generator().manual_seed(2))
+        own.bind(spec, {}, cpu_device(), inputs, own.prepare(spec, weights, {}), torch.empty(spec.out_shape))()
+        assert called.pop() == (spec, inputs, weights)
+        assert "server" in str(library_backends()["sglang_function"].unsupported_reason(spec, {}, cpu_device()))
 
 
 def test_a_call_that_fails_leaves_the_look_up_as_it_was(function: EngineFunction) -> None:

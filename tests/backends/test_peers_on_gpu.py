@@ -13,9 +13,12 @@ from gemmpipe.family.problem import make_problem
 from gemmpipe.family.reference import error_ratio
 
 pytestmark = pytest.mark.gpu
+LABELS = ("deepgemm", "flashinfer", "vllm_cutlass", "vllm", "sglang", "vllm_function", "sglang_function")
 
 
-@pytest.mark.parametrize("label", ["deepgemm", "flashinfer", "vllm_cutlass", "vllm", "sglang"])
+@pytest.mark.parametrize(
+    "label", ["deepgemm", "flashinfer", "vllm_cutlass", "vllm", "sglang", "vllm_function", "sglang_function"]
+)
 @pytest.mark.parametrize("m", [1, 6, 64, 200])
 @pytest.mark.parametrize(
     ("name", "order"),
@@ -41,3 +44,19 @@ def test_peers_compute_the_product(label: str, m: int, name: str, order: str) ->
         prepared = backend.prepare(spec, weights, knobs)
         result = backend.bind(spec, knobs, device, inputs, prepared, out)()
         assert error_ratio(result, reference, *tolerance) == 0, knobs
+
+
+@pytest.mark.parametrize("dtype", [None, "float8_e4m3fn"])
+@pytest.mark.parametrize("token", [1, 40, 700])
+def test_an_engines_experts_compute_the_mixture(token: int, dtype: str | None) -> None:
+    device, family, backend = gpu_device(0), load_family("fmoe"), library_backends()["vllm_function"]
+    if reason := backend.unavailable(device):
+        pytest.skip(reason)
+    defaults = KernelDefaults(dtype=dtype, out_dtype=None, bias=None)
+    key = {"token": token, "model_dim": 512, "inter_dim": 256, "expert": 16, "topk": 4}
+    spec = family.spec(make_problem(family, key, defaults, device.gfx, "test"))
+    generator = torch.Generator(device=device.torch_name).manual_seed(2)
+    weights, inputs = family.make_weights(spec, generator), family.make_inputs(spec, generator)
+    out = torch.full(spec.out_shape, torch.nan, dtype=torch.bfloat16, device=device.torch_name)
+    result = backend.bind(spec, {}, device, inputs, backend.prepare(spec, weights, {}), out)()
+    assert error_ratio(result, family.reference(spec, inputs, weights), *family.tolerance(spec)) < 0.01

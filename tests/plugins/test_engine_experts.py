@@ -7,6 +7,7 @@ import pytest
 import torch
 from executed_lines import steps
 
+from gemmpipe.backends.engine_function import VllmFunction
 from gemmpipe.family import KernelDefaults, load_family
 from gemmpipe.family.problem import make_problem
 from gemmpipe.family.reference import error_ratio
@@ -57,6 +58,19 @@ def test_without_a_row_the_output_is_unchanged(rows) -> None:
         for _ in range(2):
             assert not engine_experts().run(given, out)
             assert bool((out == 3).all())
+    assert set(dispatch_report().values()) == {"engine"}
+
+
+def test_a_row_of_the_engines_own_function_leaves_the_experts_to_it(rows, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(VllmFunction, "unavailable", lambda self, device: None)
+    path = rows("fmoe", "vllm_function", {}, {**SIZES, "token": 5})
+    assert "vllm_function" in path.read_text()
+    _, given = made(5)
+    out = torch.full((5, 128), 3.0, dtype=torch.bfloat16)
+    with monkeypatch.context() as bound:
+        bound.setattr(VllmFunction, "bind", lambda *_: pytest.fail("the engine calls its function itself"))
+        assert not engine_experts().run(given, out)
+    assert bool((out == 3).all())
     assert set(dispatch_report().values()) == {"engine"}
 
 

@@ -182,6 +182,13 @@ def test_the_engines_own_library_and_order_of_scales(
     assert without.engine_libraries(block, NOTHING, "sm_90") == ()
 
 
+def test_experts_are_counted_with_vllms_own_function(not_installed: None) -> None:
+    experts = load_family("fmoe")
+    assert source(config=V3, nsets=[1]).engine_libraries(experts, NOTHING, "sm_90") == ("vllm_function",)
+    assert source(config=V3, nsets=[1], engine="sglang").engine_libraries(experts, NOTHING, "sm_90") == ()
+    assert source(config=V3, nsets=[1], own_kernel=False).engine_libraries(experts, NOTHING, "sm_90") == ()
+
+
 def test_an_order_that_the_user_gives_is_kept(not_installed: None) -> None:
     given = KernelDefaults(dtype=None, out_dtype=None, bias=None, key={"x_scale": "row"})
     assert orders("a8w8_blockscale", given, engine="sglang") == {"row"}

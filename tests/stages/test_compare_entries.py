@@ -11,7 +11,6 @@ import pytest
 from gemmpipe import journal
 from gemmpipe.backends.aten import Torch
 from gemmpipe.backends.autotune import Autotune
-from gemmpipe.backends.engine import EngineBackend, EngineProduct
 from gemmpipe.backends.own import Own
 from gemmpipe.core.data import Candidate, Device, Status, Trial
 from gemmpipe.family import KernelDefaults, load_family
@@ -138,26 +137,3 @@ def test_triton_chooses_among_what_fits(context: Any) -> None:
     assert set(found) == {c for c in listing.candidates if c.backend == "triton"}
     with pytest.raises(UnusableRow, match="no configuration of the kernel fits"):
         entries.autotune_configs(other, SimpleNamespace(spec=listing.spec, candidates=()), context)  # type: ignore[arg-type]
-
-
-def test_an_engines_function_runs_with_the_configuration_that_the_engine_takes(
-    context: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The file that it ships for this device at the nearest M, else its default; a reason where it cannot run."""
-    (function,) = EngineBackend(engine="vllm").implementations(FAMILY)
-    _file(tmp_path, "NVIDIA_H200", m8={"BLOCK_SIZE_M": 16}, m64={"BLOCK_SIZE_M": 32})
-    form = Vllm(device_name=None)
-    monkeypatch.setattr(EngineProduct, "folders", lambda _: (tmp_path,))
-    for m, rows in ((1, 16), (100, 32)):
-        [found] = entries.engine_function_entry(function, form, None, _listing(context, m), context)
-        assert found.candidate is not None
-        assert (found.name, found.candidate.backend) == ("vllm function", "vllm")
-        assert found.candidate.knobs["BLOCK_SIZE_M"] == rows
-    monkeypatch.setattr(EngineProduct, "folders", lambda _: ())
-    [found] = entries.engine_function_entry(function, form, None, _listing(context, 8), context)
-    default = function.default(_listing(context, 8).spec, context.device)
-    assert found.candidate is not None
-    assert default is not None
-    assert found.candidate.knobs["num_stages"] == default["num_stages"]
-    [found] = entries.engine_function_entry(function, form, "not here", _listing(context, 8), context)
-    assert (found.candidate, found.reason) == (None, "not here")

@@ -17,7 +17,7 @@ from gemmpipe.engines.batch_sizes import (
     prefill_sizes,
     sglang_prefill_sizes,
 )
-from gemmpipe.engines.kernel_choice import BLOCKS, KernelRule
+from gemmpipe.engines.kernel_choice import BLOCKS, EXPERTS_BLOCKS, EXPERTS_SIXTEEN, KernelRule
 from gemmpipe.engines.launch import ServerArguments
 from gemmpipe.engines.own_kernel import kind_of_layers, own_kernel
 from gemmpipe.engines.packages import SGLANG, VLLM
@@ -30,6 +30,8 @@ from gemmpipe.sources.model.quantization import quantization_of
 from gemmpipe.sources.model.rules import language_model
 from gemmpipe.sources.model.source import ModelShapes, batch_sizes
 
+_WITH_LIBRARIES = (BLOCKS, EXPERTS_BLOCKS, EXPERTS_SIXTEEN)
+"""Kinds of layers whose default kernel may be none of the libraries that are timed anyway."""
 _FLAGS = {
     VLLM: {
         "tp": "--tensor-parallel-size",
@@ -96,10 +98,11 @@ class EngineShapes(ModelShapes):
         return tuple(dict.fromkeys(name for rule in rules if rule is not None for name in rule.libraries))
 
     def _own_rule(self, spec: GemmSpec, gfx: str) -> KernelRule | None:
-        """The engine's default kernel of a product with scales by blocks; None for others."""
-        if not self.own_kernel or kind_of_layers(spec) != BLOCKS or spec.w_layout != ROW_MAJOR:
+        """The engine's default kernel of a product with scales by blocks, or of experts; None for others."""
+        kind = kind_of_layers(spec)
+        if not self.own_kernel or kind not in _WITH_LIBRARIES or spec.w_layout != ROW_MAJOR:
             return None
-        return own_kernel(self.engine, BLOCKS, gfx, (spec.n, spec.k))
+        return own_kernel(self.engine, kind, gfx, (spec.n, spec.k))
 
     def _in_engines_order(self, problem: Problem, family: Family, gfx: str) -> Problem:
         """The problem with the order of x's scales that the engine's quantiser writes for it."""

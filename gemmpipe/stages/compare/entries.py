@@ -9,7 +9,6 @@ import numpy as np
 
 from gemmpipe import journal
 from gemmpipe.backends.autotune import Autotuned
-from gemmpipe.backends.engine import EngineImplementation
 from gemmpipe.backends.same_size import BLOCKWISE, SameSize
 from gemmpipe.core.data import Candidate, Trial, Tuning
 from gemmpipe.core.errors import UserError
@@ -23,8 +22,6 @@ from gemmpipe.tables.recorded import UnusableRow, candidate_of_row
 
 TUNED, OWN, UNTUNED, AUTOTUNE = "tuned", "own kernels", "untuned", "triton.autotune"
 VLLM, SGLANG = "vllm", "sglang"
-FUNCTION = "{} function"
-"""The name of an engine's own function."""
 NAMES = (TUNED, OWN, UNTUNED, AUTOTUNE, VLLM, SGLANG)
 """Names of entries that do not begin with a backend's label."""
 _PLAIN = "triton"
@@ -182,32 +179,6 @@ def _engine_config(
     if result.status is not None:
         raise UnusableRow(result.reason)
     return candidate
-
-
-def engine_function_entry(
-    implementation: EngineImplementation,
-    engine_format: EngineJson,
-    absent: str | None,
-    listing: CandidateList,
-    context: Context,
-) -> Iterator[LineupEntry]:
-    """The engine's own function with the configuration that it takes for this product: of its files, else its default.
-
-    `absent`: why it cannot run here, or None.
-    """
-    name, spec = FUNCTION.format(implementation.label), listing.spec
-    if absent is not None:
-        yield LineupEntry(name=name, reason=absent)
-        return
-    published = engine_format.entries(spec, context.device, implementation.folders())
-    knobs = published[nearest_key(published, spec.m)] if published else implementation.default(spec, context.device)
-    if knobs is None:
-        yield LineupEntry(
-            name=name, reason=f"configuration: {implementation.label} ships none and its default is unknown"
-        )
-        return
-    own = implementation.normalise(spec, knobs, context.device)
-    yield LineupEntry(name=name, candidate=Candidate.of(implementation.label, own))
 
 
 def autotune_backend(context: Context) -> Autotuned | None:

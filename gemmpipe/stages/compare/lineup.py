@@ -11,11 +11,9 @@ from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from gemmpipe.backends.engine import EngineBackend, EngineImplementation
-from gemmpipe.backends.engine_functions import GEMM_FUNCTIONS
 from gemmpipe.bench.jobs import AutotuneJob, Job
 from gemmpipe.core.data import Build, Scalar, Trial
-from gemmpipe.core.errors import UserError, suggest_or_list
+from gemmpipe.core.errors import UserError
 from gemmpipe.core.events import IDLE
 from gemmpipe.executors import BuildResult, JobResult, drain_on_interrupt
 from gemmpipe.formats.engine_json import EngineJson, Sglang, Vllm
@@ -24,7 +22,6 @@ from gemmpipe.stages import POLL_S, Context, Stage
 from gemmpipe.stages.compare import entries
 from gemmpipe.stages.compare.entries import LineupEntry
 from gemmpipe.stages.dispatch import dispatch_jobs
-from gemmpipe.stages.engine.calls import compile_calls, why_not_here
 from gemmpipe.stages.history import native_tables
 from gemmpipe.stages.needed_builds import finals_form
 from gemmpipe.stages.rows import untimed_row
@@ -70,8 +67,6 @@ def run_autotune(jobs: Sequence[AutotuneJob], context: Context) -> dict[str, Tri
 LINEUP = ("problem", "name", "candidate", "unlike", "reason", "run_id", "seconds", "tried", "of", "compiled")
 """The columns of `lineup`; the last four are the cost of another tuner's choice."""
 
-EngineFunctionChoice = tuple[EngineImplementation, EngineJson, str | None]
-_FORMATS: Mapping[str, type[EngineJson]] = {entries.VLLM: Vllm, entries.SGLANG: Sglang}
 ProblemKey = tuple[tuple[str, Scalar], ...]
 
 
@@ -80,14 +75,12 @@ class Lineup(Stage):
     """The tuned winner, the best own kernel, the untuned choice, every library path, engines' and Triton's choices.
 
     `vllm` and `sglang`: folders or files of these engines' JSON configurations, which run on the kernel of their form.
-    `own`: a table tuned without libraries, for an own kernel where a library was chosen. `functions`: engines whose
-    installed function runs too, with the configuration that it takes.
+    `own`: a table tuned without libraries, for an own kernel where a library was chosen.
     """
 
     vllm: tuple[str, ...]
     sglang: tuple[str, ...]
     own: str | None
-    functions: tuple[str, ...] = ("vllm", "sglang")
 
     needs: ClassVar[tuple[str, ...]] = ("problems",)
     gives: ClassVar[tuple[str, ...]] = ("shortlist", "lineup")
@@ -96,15 +89,9 @@ class Lineup(Stage):
     def __post_init__(self) -> None:
         _files(self.vllm, "vllm"), _files(self.sglang, "sglang")
         _files([self.own] if self.own else [], "own")
-        for name in self.functions:
-            if name not in GEMM_FUNCTIONS:
-                raise ValueError(f"functions: '{name}'{suggest_or_list(name, GEMM_FUNCTIONS)}")
 
     def check(self, context: Context) -> None:
-        """Raises UserError for a table of own kernels without a row for this device; adds engines' functions."""
-        for name in self.functions:
-            for each in EngineBackend(engine=name).implementations(context.family):
-                context.row_backends.setdefault(each.label, each)
+        """Raises UserError for a table of own kernels without a row for this device."""
         if self.own and not self._own_rows(context):
             device = context.device
             raise UserError(
@@ -124,7 +111,6 @@ class Lineup(Stage):
         listings = list(_listings(context))
         journals = cache(partial(entries.journal_of, context.run_dir.parent.parent))
         chosen, own = _chosen(context), self._own_rows(context)
-        functions = self._functions(context)
         found: dict[str, list[LineupEntry]] = {}
         builds: dict[str, Build] = {}
         for listing in listings:
@@ -133,24 +119,15 @@ class Lineup(Stage):
             these += [*entries.untuned_entry(listing, context), *entries.other_entries(listing, context)]
             for name, files, engine_format in self._engine_files():
                 these += entries.engine_entries(name, files, engine_format, listing, context)
-            for function, engine_format, absent in functions:
-                these += entries.engine_function_entry(function, engine_format, absent, listing, context)
             found[listing.problem.id] = these
             builds |= {b.id: b for entry in these for b in _builds(entry, listing, context)}
         _compile(list(builds.values()), context)
-        shortlist = pd.DataFrame(_shortlist(found), columns=list(SHORTLIST))
-        _compile_functions(shortlist, [function for function, _, absent in functions if absent is None], context)
         for problem, entry in _autotune_entries(listings, context):
             found[problem].append(entry)
         return {
             "shortlist": pd.DataFrame(_shortlist(found), columns=list(SHORTLIST)),
             "lineup": pd.DataFrame([_row(p, c) for p, these in found.items() for c in these], columns=list(LINEUP)),
         }
-
-    def _functions(self, context: Context) -> list[EngineFunctionChoice]:
-        """The engines' functions for the family, each with its files' format and why it cannot run here."""
-        found = [f for f in context.row_backends.values() if isinstance(f, EngineImplementation)]
-        return [(f, _FORMATS[f.label](device_name=None), why_not_here(f, context)) for f in found]
 
     def _engine_files(self) -> tuple[tuple[str, list[Path], EngineJson], ...]:
         return (
@@ -215,8 +192,8 @@ def _builds(entry: LineupEntry, listing: CandidateList, context: Context) -> tup
     """The builds for every order of x's block scales; the listing has those of screening alone."""
     candidate = entry.candidate
     implementation = context.implementation(candidate.backend) if candidate is not None else None
-    if candidate is None or implementation is None or isinstance(implementation, EngineImplementation):
-        return ()  # an engine's function compiles its own kernels
+    if candidate is None or implementation is None:
+        return ()
     return finals_form(implementation).builds(listing.spec, candidate.knobs, context.device)
 
 
@@ -229,14 +206,6 @@ def _compile(builds: list[Build], context: Context) -> None:
         while left:
             context.check()
             left -= sum(isinstance(message, BuildResult) for message in context.pool.poll(POLL_S))
-
-
-def _compile_functions(shortlist: "pd.DataFrame", functions: Sequence[EngineImplementation], context: Context) -> None:
-    """Compiles the kernels of engines' functions ahead of the finals."""
-    for function in functions:
-        mine = shortlist[shortlist["libtype"] == function.label]
-        if len(mine):
-            compile_calls(function, mine, context, rest_s=0.0)
 
 
 def _autotune_entries(listings: Sequence[CandidateList], context: Context) -> Iterator[tuple[str, LineupEntry]]:

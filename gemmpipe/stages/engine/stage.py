@@ -2,24 +2,32 @@
 
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import wait
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from gemmpipe.backends.engine import KINDS
-from gemmpipe.core.data import Candidate, Problem
-from gemmpipe.core.errors import UserError, check_at_least
-from gemmpipe.core.events import counted
-from gemmpipe.family import Family
+from gemmpipe.backends.engine import KINDS, EngineImplementation
+from gemmpipe.backends.engine_compile import CompileCalls
+from gemmpipe.core.data import Candidate, Knobs, Problem
+from gemmpipe.core.errors import UserError, check_at_least, one_line
+from gemmpipe.core.events import IDLE, counted
+from gemmpipe.family import Family, GemmSpec
 from gemmpipe.family.problem import shape_groups
 from gemmpipe.family.space import Space
 from gemmpipe.formats import Format
 from gemmpipe.search import Search
 from gemmpipe.search.history import History
-from gemmpipe.stages import Context, EngineTarget, Stage
+from gemmpipe.stages import POLL_S, Context, EngineTarget, Stage
 from gemmpipe.stages.bench import Bench
-from gemmpipe.stages.engine.calls import compile_calls, why_absent
-from gemmpipe.stages.engine.expected import NEIGHBOURS, AfterScreening, compile_seconds
+from gemmpipe.stages.engine.expected import (
+    NEIGHBOURS,
+    AfterScreening,
+    compile_processes,
+    compile_seconds,
+    compiled_share,
+)
 from gemmpipe.stages.engine.files import EngineShapeGroup, engine_shape_group, problem_at_m
 from gemmpipe.stages.rows import candidate_of, untimed_row
 from gemmpipe.stages.screen.stage import Screen
@@ -109,7 +117,7 @@ class Engine(Stage):
     def _search_function(self, target: EngineTarget, context: Context, later_s: float) -> "pd.DataFrame":
         """The trials of an engine's function; `later_s`: the expected seconds of those that follow."""
         started_at = time.monotonic()
-        absent = why_absent(target.implementation, context)
+        absent = _why_absent(target.implementation, context)
         runs = f"{absent}; a kernel of its form is timed" if absent else "its own function is timed in the finals"
         context.events.emit("line", f"engine: {target.name}: {runs}")
         inner = replace(
@@ -136,7 +144,7 @@ class Engine(Stage):
         inner = replace(inner, problems=problems)
         if absent is None:
             rest_s = after.finals_s(_fastest_us(found["shortlist"])) + later_s
-            compile_calls(target.implementation, shortlist, inner, rest_s)
+            _compile_ahead(target, shortlist, inner, rest_s)
         trials = self.bench.run({**found, "shortlist": shortlist}, inner)["trials"]
         seconds = time.monotonic() - started_at
         context.stage_seconds[f"engine_{target.name}_s"] = (
@@ -144,6 +152,56 @@ class Engine(Stage):
         )
         context.events.emit("line", f"engine: {target.name}: {counted(len(trials), 'candidate')} in {seconds:.1f} s")
         return trials
+
+
+def _why_absent(implementation: EngineImplementation, context: Context) -> str | None:
+    """The reason why the engine's function cannot run here; checked in another process if possible, as it imports."""
+    submitted = context.pool.submit_task(partial(_absent, implementation))
+    if submitted is None:
+        return implementation.unavailable_reason()
+    with context.time_account.timed(IDLE):
+        return submitted.result()
+
+
+def _absent(implementation: EngineImplementation) -> str | None:
+    return implementation.unavailable_reason()
+
+
+def _compile_ahead(target: EngineTarget, shortlist: "pd.DataFrame", context: Context, rest_s: float) -> None:
+    """Compiles the engine's kernels for the finals in several processes; otherwise each first call would compile.
+
+    `rest_s`: the expected seconds of what follows.
+    """
+    specs = {p.id: context.family.spec(p) for p in context.problems}
+    by_candidate: dict[Candidate, list[GemmSpec]] = {}
+    for problem, libtype, config in shortlist[["problem", "libtype", "config"]].itertuples(index=False):
+        by_candidate.setdefault(candidate_of(libtype, config), []).append(specs[problem])
+    calls = [[(spec, candidate.knobs) for spec in specs] for candidate, specs in by_candidate.items()]
+    processes = compile_processes(context)
+    shares = [[call for some in calls[i::processes] for call in some] for i in range(processes)]
+    began, expected_s = time.monotonic(), compile_seconds(calls=max(map(len, shares)))
+    left = {
+        future
+        for share in shares
+        if share and (future := context.pool.submit_task(_task(target.implementation, share, context))) is not None
+    }
+    total = len(left)
+    context.events.emit("stage", f"compile for {target.name}", total=total, unit="processes", rest_s=rest_s)
+    while left:
+        context.check()
+        with context.time_account.timed(IDLE):
+            done, left = wait(left, timeout=POLL_S)
+        share = compiled_share(time.monotonic() - began, expected_s, left=len(left) / total)
+        context.events.emit("progress", done=total - len(left), total=total, share=share)
+        for future in done:
+            if (error := future.exception()) is not None:
+                context.events.emit("detail", f"engine: {target.name}: {one_line(error)}")
+
+
+def _task(
+    implementation: EngineImplementation, calls: Sequence[tuple[GemmSpec, Knobs]], context: Context
+) -> CompileCalls:
+    return CompileCalls(implementation=implementation, device=context.device, calls=calls)
 
 
 def _fastest_us(shortlist: "pd.DataFrame") -> dict[str, float]:
