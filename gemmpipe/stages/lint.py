@@ -11,6 +11,8 @@ from gemmpipe.core.data import TIMED, Candidate, Device, Knobs, Problem, Scalar
 from gemmpipe.core.errors import UserError, check_at_least, suggest_or_list
 from gemmpipe.engines.launch import DENSE, EXPERTS
 from gemmpipe.engines.packages import ENGINES, SGLANG, VLLM
+from gemmpipe.family import KernelDefaults
+from gemmpipe.family.dtypes import native_fp8
 from gemmpipe.family.problem import make_problem, merge_duplicates
 from gemmpipe.formats.engine_filenames import EngineFileName
 from gemmpipe.formats.engine_json import EngineJson, Sglang, Vllm
@@ -129,19 +131,26 @@ class _Timing:
         before = len(self.entries)
         for m, given in file.entries.items():
             try:
-                problem = make_problem(
-                    context.family, self._sizes(name, m), context.defaults, context.device.gfx, str(file.path)
-                )
+                sizes, defaults = self._sizes(name, m), self._defaults(name)
+                problem = make_problem(context.family, sizes, defaults, context.device.gfx, str(file.path))
             except UserError as error:
                 return f"{error}; expected another kernel="
             spec = context.family.spec(problem)
-            if _FORMATS[name.engine].file_name(spec, name.device) != replace(name, device=name.device).expected:
-                return f"kernel={context.family.name} computes another product; kernel= and kernel.key.*= choose it"
+            own_name = _FORMATS[name.engine].file_name(spec, name.device)
+            if own_name != name.expected:
+                return f"kernel={context.family.name} reads {own_name}; kernel.dtype= and kernel.key.*= choose another"
             default = found[0].default(spec, context.device)
             knobs = _runnable(found[0], given, name, problem=problem, context=context)
             if default is not None and knobs is not None:
                 self._add(file.path, problem, m, found[0], knobs, default)
         return None if len(self.entries) > before else "no entry runs here, or the engine's default is unknown"
+
+    def _defaults(self, name: EngineFileName) -> KernelDefaults:
+        """The user's, with the dtype of the file's name where the user gives none."""
+        defaults = self._context.defaults
+        if defaults.dtype is None and name.dtype.startswith("fp8"):
+            return replace(defaults, dtype=native_fp8(self._context.device.gfx))
+        return defaults
 
     def _sizes(self, name: EngineFileName, m: int) -> Mapping[str, Scalar]:
         if name.kind == DENSE:

@@ -3,11 +3,17 @@
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pandas as pd
 import pytest
 
 from gemmpipe.cli.main import main
+from gemmpipe.core.data import Device
+from gemmpipe.family import KernelDefaults, load_family
+from gemmpipe.formats.engine_lint import lint
+from gemmpipe.stages.lint import _Timing
 
 LIKE = Path(__file__).parents[1] / "engine_like"
 NAME = "N=128,K=128,device_name=X,dtype=fp8_w8a8,block_shape=[128,128].json"
@@ -76,7 +82,27 @@ def test_experts_need_the_sizes_that_their_name_lacks(run: Run) -> None:
     out = run({}, name=name)[1]
     assert "not timed: its name does not have the whole product; model_dim= and topk= complete it" in out
     out = run({"8": DEFAULT}, "model_dim=64", "topk=2", name=name)[1]
-    assert "expected another kernel=" in out or "computes another product" in out
+    assert "expected another kernel=" in out
+
+
+def test_the_name_of_a_file_says_the_dtype_of_its_experts(h200: Device, tmp_path: Path) -> None:
+    """kernel=fmoe is in 16 bits unless a dtype is given; one that does not fit is stated with the name that it has."""
+    path = tmp_path / "E=8,N=256,device_name=NVIDIA_H200,dtype=fp8_w8a8,block_shape=[128, 128].json"
+    path.write_text(json.dumps({"8": {**DEFAULT, "BLOCK_SIZE_N": 64}}))
+    (file,) = lint([path], "sglang", (h200.name,))
+
+    def timing(dtype: str | None) -> Any:
+        defaults = KernelDefaults(dtype=dtype, out_dtype=None, bias=None)
+        context = SimpleNamespace(family=load_family("fmoe"), device=h200, defaults=defaults)
+        made = _Timing(lint=SimpleNamespace(model_dim=512, topk=2), context=context)  # type: ignore[arg-type]
+        made.add(file)
+        return made
+
+    found = timing(None)
+    assert found.notes == []
+    assert [problem["q_dtype_w"] for problem in found.problems] == ["float8_e4m3fn"]
+    (note,) = timing("bfloat16").notes
+    assert "kernel=fmoe reads E=8,N=256,device_name=NVIDIA_H200.json; kernel.dtype= and" in note.text
 
 
 def test_timed_false_only_checks_the_file(run: Run) -> None:
