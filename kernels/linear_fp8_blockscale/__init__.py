@@ -7,6 +7,7 @@ the format's greatest value), or multiply it as it is; accumulation is fp32. Can
 
 - `triton`, `gluon`, `skinny`, `sliced`: a launch that quantises x, then the product of a8w8_blockscale;
 - `fused`: one launch that quantises x within the product;
+- `fused_sliced`: the same within the sliced product;
 - `weight_only`: one launch that converts w to x's type;
 - `quantised_library`: a launch that quantises x, then a library's product.
 
@@ -24,6 +25,7 @@ from gemmpipe.family.operands import make_weights, values_on_fp8_grid
 from gemmpipe.family.reference import product, tolerance
 from gemmpipe.kernels.a8w8_blockscale import Blockscale
 from gemmpipe.kernels.a8w8_blockscale._gluon import BlockscaleWarpSpecialised
+from gemmpipe.kernels.linear_fp8_blockscale._sliced import FusedSliced
 from gemmpipe.kernels.linear_fp8_blockscale._triton import OneLaunch
 from gemmpipe.templates.params import SCALE_BLOCKS
 from gemmpipe.templates.quantise import QuantisedFirst
@@ -90,6 +92,7 @@ FAMILY = Family(
         QuantisedFirst(product=Skinny()),
         QuantisedFirst(product=Sliced()),
         OneLaunch(quantises=True),
+        FusedSliced(),
         OneLaunch(quantises=False),
     ),
 )

@@ -51,7 +51,7 @@ def run(case: dict) -> dict:
     options = KernelDefaults(dtype=case.get("dtype"), out_dtype=case.get("out"), bias=case.get("bias"))
     values = dict(zip("MNK", case.get("mnk", ()), strict=False)) | case.get("key", {})
     problem = make_problem(family, values, options, device.gfx, "case")
-    spec: GemmSpec = family.spec(problem)
+    spec: GemmSpec = replace(family.spec(problem), **case.get("spec", {}))
     generator = torch.Generator().manual_seed(7)
     weights, inputs = family.make_weights(spec, generator), family.make_inputs(spec, generator)
     inputs = replace(inputs, x_scale=laid(inputs.x_scale, case.get("scales")))
@@ -104,7 +104,36 @@ def quantise(case: dict) -> dict:
     }
 
 
-PROGRAMS = {"kernel": run, "grouped": _grouped_cpu.run, "quantise": quantise, "fused_quantise": _fused_quantise.run}
+def fused_sliced(case: dict) -> dict:
+    """The one-launch sliced kernel against the quantiser and the sliced product, on values of any size."""
+    family, device = load_family("linear_fp8_blockscale"), arch_device("sm_90")
+    options = KernelDefaults(dtype=None, out_dtype=case["x"], bias=None)
+    spec = family.spec(make_problem(family, dict(zip("MNK", case["mnk"], strict=True)), options, "sm_90", "case"))
+    generator = torch.Generator().manual_seed(5)
+    weights = family.make_weights(spec, generator)
+    sizes = torch.exp2(torch.randint(-12, 14, (spec.m, 1), generator=generator))
+    values = (torch.randn(spec.m, spec.k, generator=generator) * sizes).clamp(-60000, 60000)
+    values[spec.m // 2, :128] = 0
+    x = torch.full((spec.m, spec.k + 8), float("nan"), dtype=getattr(torch, case["x"]))
+    x[:, : spec.k] = values
+    inputs, found = Inputs(x=x[:, : spec.k]), {}
+    for label, rows in (("fused_sliced", case["rows"]), ("sliced", max(8, case["rows"]))):
+        kernel = next(i for i in family.implementations if i.label == label)
+        knobs = {"BLOCK_SIZE_M": rows, "BLOCK_SIZE_N": case["columns"], "BLOCK_SIZE_K": 128 * case["warps"]}
+        knobs = kernel.normalise(spec, {**knobs, "num_warps": case["warps"], "num_stages": 3}, device)
+        out = torch.full(spec.out_shape, float("nan"), dtype=x.dtype)
+        kernel.bind(spec, knobs, device, inputs, kernel.prepare(spec, weights, knobs), out)()
+        found[label] = out
+    return {"equal": torch.equal(*found.values()), "zeros": int((found["sliced"] == 0).sum())}
+
+
+PROGRAMS = {
+    "kernel": run,
+    "fused_sliced": fused_sliced,
+    "grouped": _grouped_cpu.run,
+    "quantise": quantise,
+    "fused_quantise": _fused_quantise.run,
+}
 
 for line in sys.stdin:
     program, case = json.loads(line)

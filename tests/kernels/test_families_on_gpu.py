@@ -1,6 +1,6 @@
 """The quantised, shuffled, atomic and batched families on a GPU at real sizes: Triton and library paths."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import pytest
 import torch
@@ -175,6 +175,55 @@ def test_libraries(
     assert fit or isinstance(backend, ScaledMm)
     if name == "a8w8" and "dtype" not in options and mnk == SIZES[1]:
         assert fit
+
+
+FUSED_SLICED = [(1, 16, 4, 5), (1, 64, 2, 3), (8, 32, 4, 4), (8, 16, 8, 3), (16, 16, 2, 3), (16, 64, 4, 3)]
+"""BLOCK_SIZE_M, _N, num_warps, num_stages."""
+
+
+def sliced_launch(
+    label: str, tile: tuple[int, int, int, int], device: Device, case: Case, out: torch.Tensor
+) -> Callable[[], torch.Tensor]:
+    """The launch of `fused_sliced` or, with 8 rows at least, of `sliced`."""
+    family, spec, weights, inputs = case
+    kernel = next(i for i in family.implementations if i.label == label)
+    rows, columns, warps, stages = tile
+    knobs: dict[str, Scalar] = {"BLOCK_SIZE_M": rows if label == "fused_sliced" else max(8, rows), "num_warps": warps}
+    knobs |= {"BLOCK_SIZE_N": columns, "BLOCK_SIZE_K": 128 * warps, "num_stages": stages}
+    normal = kernel.normalise(spec, knobs, device)
+    assert kernel.unsupported_reason(spec, normal, device) is None
+    return kernel.bind(spec, normal, device, inputs, kernel.prepare(spec, weights, normal), out)
+
+
+@pytest.mark.parametrize("tile", FUSED_SLICED)
+@pytest.mark.parametrize("mnk", [(1, 1280, 8192), (3, 7168, 2048), (8, 1300, 1040), (13, 1296, 400), (16, 1030, 513)])
+@pytest.mark.parametrize("out_dtype", ["bfloat16", "float16"])
+def test_fused_sliced(
+    device: Device, mnk: tuple[int, int, int], tile: tuple[int, int, int, int], out_dtype: str
+) -> None:
+    if device.vendor != "nvidia":
+        pytest.skip("NVIDIA's kernel")
+    case = made("linear_fp8_blockscale", device, mnk, {}, {"out_dtype": out_dtype})
+    kernel = next(i for i in case[0].implementations if i.label == "fused_sliced")
+    rows, columns, warps, stages = tile
+    knobs = {"BLOCK_SIZE_M": rows, "BLOCK_SIZE_N": columns, "BLOCK_SIZE_K": 128 * warps, "num_warps": warps}
+    check(kernel, kernel.normalise(case[1], {**knobs, "num_stages": stages}, device), device, case)
+
+
+@pytest.mark.parametrize("tile", FUSED_SLICED)
+def test_one_launch_has_the_bits_of_two(device: Device, tile: tuple[int, int, int, int]) -> None:
+    """x of any size, with a block of zeros: quantised to the same values and scales, summed in the same order."""
+    if device.vendor != "nvidia":
+        pytest.skip("NVIDIA's kernel")
+    family, spec, weights, inputs = made("linear_fp8_blockscale", device, (7, 1280, 4096), {}, {})
+    sizes = torch.exp2(torch.randint(-30, 30, (spec.m, spec.k // 128, 1), device=inputs.x.device))
+    values = torch.randn(spec.m, spec.k // 128, 128, device=inputs.x.device) * sizes
+    values[3, 5] = 0
+    case = family, spec, weights, Inputs(x=values.view(spec.m, spec.k).to(inputs.x.dtype))
+    out = [torch.full(spec.out_shape, float("nan"), dtype=inputs.x.dtype, device=inputs.x.device) for _ in range(2)]
+    labels = ("fused_sliced", "sliced")
+    one, two = (sliced_launch(label, tile, device, case, to)() for label, to in zip(labels, out, strict=True))
+    assert torch.equal(one, two)
 
 
 @pytest.mark.parametrize("name", ["linear_fp8_blockscale", "linear_fp8_row"])

@@ -1,0 +1,106 @@
+"""Launch of the sliced kernel that quantises x itself (_sliced_kernel.py): few rows in one launch."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from gemmpipe.core.data import Device, Knobs, Scalar
+from gemmpipe.family import GemmSpec
+from gemmpipe.family.dtypes import FP8_MAX
+from gemmpipe.templates.constraints import launch_violation
+from gemmpipe.templates.params import (
+    SCALE_BLOCK,
+    int_knob,
+    load_constants,
+    operand_pointers,
+    size_arguments,
+    tile_constants,
+)
+from gemmpipe.templates.quantise import by_row, quantised_spec, weight_only_violation
+from gemmpipe.templates.small_m import SmallMKernel
+
+_ROWS = (1, 8, 16)
+"""Rows of x of a tile: a single one, or all columns of one or two matrix instructions."""
+_MMA_COLUMNS, _MMA_ROWS = 8, 16
+_MAX_ROWS = 16
+_MAX_REGISTERS = 192
+"""Per thread for sums and operands."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FusedSliced(SmallMKernel):
+    """`fused_sliced`: as `sliced`, for x in 16 bits; every slice of a step along K is one scale block of x."""
+
+    label = "fused_sliced"
+    kernel: str = "gemmpipe.kernels.linear_fp8_blockscale._sliced_kernel:linear_sliced"
+    supports_m_major_scales: bool = False
+
+    def unsupported_reason(self, spec: GemmSpec, knobs: Knobs, device: Device) -> str | None:
+        """`rule: detail` of the first rule broken, or None."""
+        m, n, k = (int_knob(knobs, f"BLOCK_SIZE_{axis}") for axis in "MNK")
+        warps, stages = int_knob(knobs, "num_warps"), int_knob(knobs, "num_stages")
+        if reason := weight_only_violation(spec):
+            return reason
+        if reason := launch_violation(quantised_spec(spec), knobs, device):  # fp8 formats of the architecture
+            return reason
+        if by_row(spec):
+            return "scales: the scale of a whole row of x is known only after the row is read"
+        if device.vendor != "nvidia":
+            return f"vendor: {device.gfx} has no 16 x 8 matrix instruction and no copies that bypass registers"
+        if m not in _ROWS or not _MMA_ROWS <= n <= SCALE_BLOCK:
+            return f"tile: {m}x{n}, a program has {', '.join(map(str, _ROWS))} rows, 16 to {SCALE_BLOCK} columns"
+        if k != SCALE_BLOCK * warps:
+            return f"scale group: BLOCK_SIZE_K={k}, a slice of each of {warps} warps is {SCALE_BLOCK} along K"
+        # A warp holds the sum, a step's product, its slice of w in 8 bits and of x in 32.
+        columns = max(m, _MMA_COLUMNS)
+        held = (2 * columns * n + SCALE_BLOCK * (n // 4 + m)) // device.warp_size
+        if held > _MAX_REGISTERS:
+            return f"registers: {held} per thread for sums and operands, beyond {_MAX_REGISTERS} the compiler spills"
+        needed = fused_sliced_shared_bytes(m, n, warps, stages)
+        if needed > device.shared_bytes:
+            return f"shared memory: about {needed} bytes, {device.shared_bytes} per block on {device.gfx}"
+        return None
+
+    def dominated_reason(self, spec: GemmSpec, knobs: Knobs, device: Device) -> str | None:
+        """`rule: detail` for more rows than every program can quantise again and tiles of other rows, or None."""
+        m = int_knob(knobs, "BLOCK_SIZE_M")
+        if spec.m > _MAX_ROWS:
+            return f"rows: M={spec.m}, programs of few columns quantise {_MAX_ROWS} at most"
+        if m != next(rows for rows in _ROWS if rows >= spec.m):
+            return f"tile: {m} rows for M={spec.m}, as few as hold all of them are faster"
+        return None
+
+    def pointers(self, spec: GemmSpec) -> Mapping[str, str]:
+        """Operands, bias, the weight's scales and output."""
+        pointers = {**operand_pointers(spec), "w_scale_ptr": "*fp32"}
+        del pointers["x_scale_ptr"]
+        return pointers
+
+    def integers(self, spec: GemmSpec) -> Mapping[str, int]:
+        """Sizes and row strides; w is not prefetched."""
+        sizes = size_arguments(spec, scale_group=SCALE_BLOCK)
+        del sizes["x_scale_stride"]
+        return sizes
+
+    def constants(self, spec: GemmSpec, knobs: Knobs) -> Mapping[str, Scalar]:
+        """Tile sizes, and the constants that select branches."""
+        return {
+            **tile_constants(knobs),
+            "SLICES": knobs["num_warps"],
+            "SCALE_BLOCK": SCALE_BLOCK,
+            "TOP": FP8_MAX[spec.w_dtype],
+            "INTERPRETED": self.interpreted(),
+            **load_constants(spec, knobs),
+            "STAGES": knobs["num_stages"],
+        }
+
+
+def fused_sliced_shared_bytes(m: int, n: int, slices: int, stages: int) -> int:
+    """Estimated shared memory, at least the compiler's: a ring of all loads, then the slices' sums.
+
+    x goes through shared memory from the order in which it is read to the matrix instruction's: a single row in 16
+    bits, others in fp8 (triton 3.9; with 3.6 they do not).
+    """
+    columns = max(m, _MMA_COLUMNS)
+    stage = slices * (SCALE_BLOCK * (2 * m + n) + 4)
+    exchanged = (2 if m == 1 else 1) * columns * SCALE_BLOCK * slices
+    return max(max(stages - 1, 1) * stage + exchanged, 4 * slices * columns * n) + 1024
