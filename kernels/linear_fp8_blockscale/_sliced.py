@@ -97,10 +97,9 @@ class FusedSliced(SmallMKernel):
 def fused_sliced_shared_bytes(m: int, n: int, slices: int, stages: int) -> int:
     """Estimated shared memory, at least the compiler's: a ring of all loads, then the slices' sums.
 
-    x goes through shared memory from the order in which it is read to the matrix instruction's: a single row in 16
-    bits, others in fp8 (triton 3.9; with 3.6 they do not).
+    A single row also goes through shared memory, in 16 bits, to the registers of the matrix instruction's operand.
     """
     columns = max(m, _MMA_COLUMNS)
     stage = slices * (SCALE_BLOCK * (2 * m + n) + 4)
-    exchanged = (2 if m == 1 else 1) * columns * SCALE_BLOCK * slices
+    exchanged = 2 * columns * SCALE_BLOCK * slices if m == 1 else 0
     return max(max(stages - 1, 1) * stage + exchanged, 4 * slices * columns * n) + 1024

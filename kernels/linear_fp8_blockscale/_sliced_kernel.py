@@ -1,8 +1,8 @@
 """A linear layer of few rows in one launch: the sliced product (templates/small_m_kernels.py) quantises x itself.
 
-A warp's slice of a step along K is one scale block of x. x is quantised in the registers of the matrix instruction's
-operand, where 4 threads hold a row's values; a single row is quantised in the order in which it is read instead, and
-then copied to all of these registers.
+A warp's slice of a step along K is one scale block of x. Each thread reads those values of x that it has in the matrix
+instruction's operand, where 4 threads hold a row's: nothing is exchanged but the row's largest magnitude. The operand
+has 8 rows at least: a single row is quantised once by all threads of a warp, and then copied to all of its registers.
 """
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def,assignment"
@@ -24,28 +24,37 @@ from gemmpipe.templates.small_m_kernels import load_epilogue_operands, slice_off
 
 LEAST = tl.constexpr(2.0**-126)
 """The least scale, of zeros, too: the least of which the reciprocal is finite."""
-PIECE = tl.constexpr(8)
-"""Elements along K of one row that a thread copies: 16 bytes."""
+PIECE = tl.constexpr(4)
+"""Neighbours along K that a thread holds in the matrix instruction's operand of 8 bits, and copies at once."""
 
 
 @triton.jit
-def piece_offsets(rows, stride, ROWS: tl.constexpr, STEP: tl.constexpr):
-    """(row of each piece [pieces], elements from the tile's first row, elements along K: [pieces, 8]).
+def piece_offsets(rows, stride, ROWS: tl.constexpr, SLICES: tl.constexpr, DEPTH: tl.constexpr):
+    """(row of each piece [pieces], elements from the tile's first row, elements along K: [pieces, 4]).
 
-    Pieces of all rows follow one another, then those of the next 8 elements: in shared memory neighbours among them
-    are in different banks, which whole rows of 256 bytes would not be.
+    Piece i is read by thread i. That thread has it in the matrix instruction's operand, too: 4 threads hold 16
+    elements of a row, the next 4 those of the next row, and the next warp is the next slice. The pieces of a single
+    row are in the order of K.
     """
-    pieces = tl.arange(0, STEP // PIECE * ROWS)
-    row = pieces % ROWS
-    ks = (pieces // ROWS * PIECE)[:, None] + tl.arange(0, PIECE)[None, :]
-    return row, row_offsets(tl.minimum(row, rows - 1), stride)[:, None] + ks, ks
+    pieces = tl.arange(0, SLICES * DEPTH // PIECE * ROWS)
+    if ROWS == 1:
+        row, ks = pieces * 0, pieces * PIECE
+    else:
+        warp, chunk = pieces // 32 % SLICES, pieces // (4 * ROWS * SLICES)
+        row = pieces // 4 % 8 + pieces // (32 * SLICES) % (ROWS // 8) * 8
+        ks = warp * DEPTH + chunk * (4 * PIECE) + pieces % 4 * PIECE
+    ks = ks[:, None] + tl.arange(0, PIECE)[None, :]
+    at = row_offsets(tl.minimum(row, rows - 1), stride).to(tl.int64)
+    return row, at[:, None] + ks, ks
 
 
 @triton.jit
 def slices_of_pieces(x, SLICES: tl.constexpr, ROWS: tl.constexpr):
     """[SLICES, elements along K, rows] of pieces in the order of `piece_offsets`."""
     DEPTH: tl.constexpr = x.shape[0] * PIECE // (SLICES * ROWS)
-    x = tl.permute(tl.reshape(x, (SLICES, DEPTH // PIECE, ROWS, PIECE)), (0, 1, 3, 2))
+    if ROWS > 1:
+        x = tl.reshape(x, (DEPTH // (4 * PIECE), ROWS // 8, SLICES, 8, 4, PIECE))
+        x = tl.permute(x, (2, 0, 4, 5, 1, 3))
     return tl.reshape(x, (SLICES, DEPTH, ROWS))
 
 
@@ -70,9 +79,7 @@ def quantise_slices(x, TOP: tl.constexpr, TO: tl.constexpr, COLUMNS: tl.constexp
         quantised = tl.broadcast_to(round_to(value, TO, INTERPRETED), (SLICES, DEPTH, COLUMNS))
         scale = tl.broadcast_to(scale, (SLICES, 1, COLUMNS))
     else:
-        # Rounded with a further dimension: triton 3.6 then computes all of this in the operand's registers instead of
-        # exchanging x between warps, in shared memory behind two more barriers (triton 3.9 does that in any case).
-        quantised = tl.reshape(round_to(value[:, :, None, :], TO, INTERPRETED), (SLICES, DEPTH, ROWS))
+        quantised = round_to(value, TO, INTERPRETED)
     return quantised, scale
 
 
@@ -96,7 +103,7 @@ def linear_sliced(
     first_column, columns = tile_rows(tile_n, N, BLOCK_SIZE_N)
     x_ptr += first_row.to(tl.int64) * x_stride
     w_ptr += first_column.to(tl.int64) * w_stride
-    row, x_at, x_ks = piece_offsets(M - first_row, x_stride, BLOCK_SIZE_M, BLOCK_SIZE_K)
+    row, x_at, x_ks = piece_offsets(M - first_row, x_stride, BLOCK_SIZE_M, SLICES, SCALE_BLOCK)
     present = (row < M - first_row)[:, None]
     w_at, w_ks = slice_offsets(columns, w_stride, SLICES, SCALE_BLOCK, True)
     w_scale_ptr += first_column // SCALE_BLOCK * w_scale_stride

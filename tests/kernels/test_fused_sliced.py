@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import triton
 import yaml
 from interpreter_process import INTERPRETED, Interpreter
 from pairwise import SLOW
@@ -94,30 +93,31 @@ def test_compiles_within_the_estimate_and_spills_nothing(gfx: str, tile: Tile) -
     assert facts.spills == 0
 
 
-def loop_of(m: int) -> str:
-    """The loop along K in Triton's IR for tiles of `m` rows."""
+def compiled(m: int) -> tuple[str, str]:
+    """(Triton's IR of the loop along K, PTX from the first to the last matrix instruction), for tiles of `m` rows."""
     spec = spec_of(m)
     (build,) = KERNEL.builds(spec, KERNEL.normalise(spec, knobs_of((m, 16, 512, 4, 3)), SM_90), SM_90)
-    return str(compile_kernel(build, SM_90).asm["ttgir"]).split("scf.for", 1)[1].split("scf.yield", 1)[0]
+    asm = compile_kernel(build, SM_90).asm
+    loop = str(asm["ttgir"]).split("scf.for", 1)[1].split("scf.yield", 1)[0]
+    return loop, "mma.sync".join(str(asm["ptx"]).split("mma.sync")[1:-1])
 
 
-@pytest.mark.skipif(not triton.__version__.startswith("3.6."), reason="other versions exchange x in shared memory")
 @pytest.mark.parametrize("m", [8, 16])
-def test_x_is_quantised_in_the_registers_of_the_matrix_instruction(m: int) -> None:
-    """Both operands are copied asynchronously; nothing is exchanged in shared memory, which took two barriers."""
-    loop = loop_of(m)
+def test_x_is_read_and_quantised_in_the_registers_of_the_matrix_instruction(m: int) -> None:
+    """Both operands are copied asynchronously; a step exchanges magnitudes and scales within warps, nothing else."""
+    loop, multiplied = compiled(m)
     assert len(re.findall(r"async_copy_global_to_local.*bf16", loop)) == 1
     assert len(re.findall(r"async_copy_global_to_local.*f8E4M3FN", loop)) == 1
+    assert len(re.findall(r'tt\.reduce"', loop)) == 1
     assert "local_alloc" not in loop
-    assert "convert_layout" not in loop
+    assert multiplied.count("mma.sync") > 4
+    assert "st.shared" not in multiplied
 
 
 def test_a_single_row_is_quantised_once_by_all_threads() -> None:
-    loop = loop_of(1)
-    assert re.search(r"fp_to_fp.*4x128x1xf8E4M3FN", loop), (
-        "quantised before it is repeated for the instruction's columns"
-    )
-    assert len(re.findall('tt.reduce"', loop)) == 1
+    loop, _ = compiled(1)
+    assert re.search(r"fp_to_fp.*4x128x1xf8E4M3FN", loop), "quantised before it is repeated for further columns"
+    assert len(re.findall(r'tt\.reduce"', loop)) == 1
 
 
 def test_reads_nothing_before_the_previous_kernel_has_ended() -> None:
