@@ -109,7 +109,7 @@ def _solved_line(facts: RunFacts, figures: RunFigures) -> Line:
     else:
         first = f"{solved} of {counted(total, 'problem')} tuned, every result checked"
     winners = ", ".join(f"{name} {number}" for name, number in figures.winners)
-    parts = [f"{figures.own} by own kernels" + (f" ({winners})" if winners else "")]
+    parts = [f"{figures.own} by own kernels" + (f"; chosen: {winners}" if winners else "")]
     if figures.noise_pct is not None:
         about = ABOUT if figures.shared else ""  # disturbed rounds predict the next ones badly
         parts.append(f"noise {about}{three_digits(figures.noise_pct)} %")
