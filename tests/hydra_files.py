@@ -13,7 +13,8 @@ from hydra._internal import defaults_list
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.config_repository import ConfigRepository
 from hydra.core.object_type import ObjectType
-from omegaconf import DictConfig
+from hydra.plugins.config_source import ConfigResult
+from omegaconf import DictConfig, OmegaConf
 from omegaconf._utils import OmegaConfDumper, get_omega_conf_dumper
 from omegaconf.base import Container
 
@@ -22,6 +23,7 @@ from gemmpipe.core.paths import shipped
 _load = ConfigRepository.load_config
 _choices = defaults_list._create_interpolation_map
 _list = defaults_list._create_defaults_list
+_load_one = ConfigLoaderImpl._load_single_config
 _merge = ConfigLoaderImpl._compose_config_from_defaults_list
 _copy = DictConfig.__deepcopy__
 _ASKED = ("override_choices", "append_group_defaults", "deletions")
@@ -35,10 +37,10 @@ _TESTS = f"{Path(__file__).parent}/"
 def read_once() -> Iterator[None]:
     """Within the block each file of Hydra's, of our shipped folders and of this one is parsed once.
 
-    The same choices of files are looked up once, the same files in the same order are merged once. Files that tests
-    write are read every time. The choices made so far, which Hydra copies for each file, are made for lists that
-    refer to them alone; and the parents of all nodes are corrected when the files are merged, not after each of the
-    fifty.
+    The same choices of files are looked up once, the same files in the same order are merged once, also where they are
+    all files below one key among others. Files that tests write are read every time. The choices made so far, which
+    Hydra copies for each file, are made for lists that refer to them alone; and the parents of all nodes are corrected
+    when the files are merged, not after each of the fifty.
     """
     folders = {str(shipped("conf")), str(shipped("pipelines")), "hydra.conf", "structured://"}
     parsed: dict[tuple[str, str], bytes] = {}
@@ -84,10 +86,33 @@ def read_once() -> Iterator[None]:
         folders = places(repo)
         if not folders:
             return _merge_then_adopt(self, defaults, repo)
-        key = (folders, tuple((each.config_path, each.package, each.primary) for each in defaults))
-        if key not in merged:
-            merged[key] = pickle.dumps(_merge_then_adopt(self, defaults, repo))
-        return pickle.loads(merged[key])
+
+        def kept(defaults: Any) -> Any:
+            key = (folders, tuple((each.config_path, each.package, each.primary) for each in defaults))
+            if key not in merged:
+                merged[key] = pickle.dumps(joined(defaults) or _merge_then_adopt(self, defaults, repo))
+            return pickle.loads(merged[key])
+
+        def joined(defaults: Any) -> Any:
+            """The same from parts that are merged once: what goes below one key. None where that cannot be."""
+            parts: dict[str, list[Any]] = {}
+            for each in defaults:
+                parts.setdefault((each.package or "").partition(".")[0], []).append(each)
+            last = parts.pop("", [])
+            if len(parts) < 2 or defaults[len(defaults) - len(last) :] != last:
+                return None
+            whole = OmegaConf.create()
+            for part in parts.values():
+                whole.__dict__["_content"] |= kept(part).__dict__["_content"]
+            before = ConfigResult(provider="", path="", config=whole, header={})
+
+            def load(self: ConfigLoaderImpl, default: Any, repo: Any) -> Any:
+                return before if default is before else _load_one(self, default, repo)
+
+            with mock.patch.object(ConfigLoaderImpl, "_load_single_config", load):
+                return _merge_then_adopt(self, [before, *last], repo)
+
+        return kept(defaults)
 
     with (
         mock.patch.object(ConfigRepository, "load_config", load_config),

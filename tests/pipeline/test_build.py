@@ -19,6 +19,7 @@ from gemmpipe.pipeline.config_types import construct, convert
 from gemmpipe.pipeline.plan import Plan
 
 OPTIONS = ConfigFolders(config_dir=None).options
+PIPELINES = ConfigFolders(config_dir=None).pipelines
 LISTS = ("backend", "format", "roofline")
 NSETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 256, 512, 1024, 1536, 2048, 3072, 4096)
 
@@ -57,8 +58,8 @@ def test_every_option_builds(plans: list[Plan], line: list[str]) -> None:
     assert len(plans) == 1
 
 
-def _pipeline(stage: str) -> list[str]:
-    """The pipeline with the stage if it is not the default one."""
+def _pipeline(stage: str) -> str:
+    """The pipeline with the stage."""
     pipelines = {
         "load": "merge",
         "verify_report": "verify",
@@ -67,20 +68,28 @@ def _pipeline(stage: str) -> list[str]:
         "lint_timings": "lint",
     }
     pipeline = pipelines.get(stage, stage)
-    return [pipeline] if pipeline in ConfigFolders(config_dir=None).pipelines else []
+    return pipeline if pipeline in PIPELINES else "tune"
 
 
-@pytest.mark.parametrize("name", OPTIONS["stage"])
-def test_every_stage_builds(plans: list[Plan], name: str) -> None:
-    stage = name if name.startswith(("verify", "lint")) else name.split("_")[0]
-    assert main([*_pipeline(stage), f"stage@stages.{stage}={name}"]) == 0
-    assert len(plans) == 1
+def _pipelines() -> list[list[str]]:
+    """Command lines that together select every pipeline, and every option of a stage in a pipeline that has it."""
+    options: dict[str, dict[str, list[str]]] = {name: {} for name in sorted(PIPELINES)}
+    for name in OPTIONS["stage"]:
+        stage = name if name.startswith(("verify", "lint")) else name.split("_")[0]
+        options[_pipeline(stage)].setdefault(stage, []).append(f"stage@stages.{stage}={name}")
+    return [
+        [pipeline, *filter(None, together)]
+        for pipeline, stages in options.items()
+        for together in (*itertools.zip_longest(*stages.values()), *([()] if not stages else []))
+    ]
 
 
-@pytest.mark.parametrize("name", sorted(ConfigFolders(config_dir=None).pipelines))
-def test_every_pipeline_builds(plans: list[Plan], capsys: pytest.CaptureFixture[str], name: str) -> None:
-    assert main([name]) == 0
-    assert name == "doctor" or plans[0].pipeline == name
+@pytest.mark.parametrize("line", _pipelines(), ids=" ".join)
+def test_every_pipeline_and_stage_builds(
+    plans: list[Plan], capsys: pytest.CaptureFixture[str], line: list[str]
+) -> None:
+    assert main(line) == 0
+    assert line == ["doctor"] or [plan.pipeline for plan in plans] == line[:1]
 
 
 def test_every_file_has_a_title() -> None:
