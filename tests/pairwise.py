@@ -1,4 +1,4 @@
-"""Every pair of values of several axes in few cases; the rest of their product is marked slow."""
+"""Few of many cases run always: every pair of values of several axes, or those that a test names; the rest is slow."""
 
 import itertools
 from collections.abc import Sequence
@@ -23,6 +23,15 @@ def pairwise(*axes: Sequence[Any], once: bool = False) -> list[Any]:
         pytest.param(*_flat(axis[i] for axis, i in zip(axes, case, strict=True)), marks=() if case in kept else SLOW)
         for case in cases
     ]
+
+
+def few(cases: Sequence[Any], *places: int) -> list[Any]:
+    """Parameters of which those at these places run always; the others are marked slow.
+
+    A case that is a tuple stands for as many parameters as it has.
+    """
+    assert all(0 <= place < len(cases) for place in places)
+    return [pytest.param(*_flat((case,)), marks=() if i in places else SLOW) for i, case in enumerate(cases)]
 
 
 def _flat(elements: Any) -> list[Any]:

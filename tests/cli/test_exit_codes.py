@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from pairwise import pairwise
+from pairwise import few
 
 from gemmpipe.cli.main import main
 from gemmpipe.cli.progress import Terminal
@@ -101,18 +101,23 @@ def test_a_caller_that_closed_all_streams_gets_its_run(folder: Path) -> None:
 
 @pytest.mark.parametrize(
     ("limits", "args", "message", "buffered"),
-    pairwise(
+    few(
         [
-            ("exec >/dev/full", "--help", "standard output: No space left on device"),
-            ("exec >/dev/full", "--version", "standard output: No space left on device"),
-            ("exec >/dev/full", "doctor", "standard output: No space left on device"),
-            ("exec >/dev/full", "--cfg job", "standard output: No space left on device"),
-            ("ulimit -f 0", "capture kernel=a16w16", "outputs/runs/capture: File too large"),
-            ("ulimit -f 0", "-m capture kernel=a16w16,a8w8", "outputs/runs/capture: File too large"),
-            ("ulimit -f 0", "capture hydra.run.dir=here", "here: File too large"),
+            (*case, buffered)
+            for case in (
+                ("exec >/dev/full", "--help", "standard output: No space left on device"),
+                ("exec >/dev/full", "--version", "standard output: No space left on device"),
+                ("exec >/dev/full", "doctor", "standard output: No space left on device"),
+                ("exec >/dev/full", "--cfg job", "standard output: No space left on device"),
+                ("ulimit -f 0", "capture kernel=a16w16", "outputs/runs/capture: File too large"),
+                ("ulimit -f 0", "-m capture kernel=a16w16,a8w8", "outputs/runs/capture: File too large"),
+                ("ulimit -f 0", "capture hydra.run.dir=here", "here: File too large"),
+            )
+            for buffered in ("", "1")
         ],
-        ["", "1"],
-        once=True,
+        0,
+        7,
+        8,
     ),
 )
 def test_a_full_output_is_named(folder: Path, limits: str, args: str, message: str, buffered: str) -> None:
@@ -123,6 +128,7 @@ def test_a_full_output_is_named(folder: Path, limits: str, args: str, message: s
     assert (ended.returncode, ended.stderr) == (3, f"gemmpipe: {message}\n")
 
 
+@pytest.mark.slow  # tests/cli/test_output.py closes the pipes of the other commands
 def test_the_reader_of_info_may_close_the_pipe(folder: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     command = f"{shlex.quote(sys.executable)} -m gemmpipe --info | head -1"

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from pairwise import SLOW
+from pairwise import SLOW, few
 
 from gemmpipe import journal
 from gemmpipe.cli.main import main
@@ -55,7 +55,7 @@ def _timed(folder: Path) -> list[tuple[str, str, int]]:
 
 
 @pytest.mark.parametrize(
-    "search", [pytest.param(each, marks=SLOW if each in ("random", "gaussian") else ()) for each in SEARCHES]
+    "search", [pytest.param(each, marks=SLOW if each in ("random", "gaussian", "forest") else ()) for each in SEARCHES]
 )
 def test_each_search_resumed_goes_on_and_repeats_nothing(
     run: Run, search: str, faulty_arguments: tuple[str, ...]
@@ -72,7 +72,7 @@ def test_each_search_resumed_goes_on_and_repeats_nothing(
     assert not any(is_provisional(policy) for policy in _policies())
 
 
-@pytest.mark.parametrize("search", SEARCHES)
+@pytest.mark.parametrize("search", few(SEARCHES, 0, 3))
 def test_a_budget_of_trials_makes_rows_provisional(run: Run, search: str) -> None:
     if search == "forest":
         pytest.importorskip("sklearn")

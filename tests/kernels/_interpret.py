@@ -12,6 +12,7 @@ from dataclasses import replace
 os.environ["TRITON_INTERPRET"] = "1"
 
 import _builtin_members  # noqa: F401  (acts on import)
+import _engine_form
 import _fused_quantise
 import _grouped_cpu
 import torch
@@ -129,6 +130,7 @@ def fused_sliced(case: dict) -> dict:
 
 PROGRAMS = {
     "kernel": run,
+    "engine form": _engine_form.run,
     "fused_sliced": fused_sliced,
     "grouped": _grouped_cpu.run,
     "quantise": quantise,

@@ -1,16 +1,11 @@
 """The kernel of the engines' form: right for ragged sizes, the engines' knobs alone, compiled for each architecture."""
 
-import json
-import subprocess
-import sys
 from collections.abc import Mapping
-from pathlib import Path
 
-import numpy
 import pytest
-import triton
 import yaml
-from pairwise import SLOW, pairwise
+from interpreter_process import INTERPRETED, Interpreter
+from pairwise import SLOW, few
 
 from gemmpipe.backends.engine_compile import compile_only_for, empty_meta
 from gemmpipe.core.data import Build, Device, Scalar
@@ -68,25 +63,19 @@ def _spec(family: Family, gfx: str = "sm_90", m: int = 64, n: int = 512, k: int 
     return family.spec(make_problem(family, {"M": m, "N": n, "K": k}, options, gfx, "test"))
 
 
-# Triton 3.6's interpreter loops over one-element arrays, which numpy 2.4 no longer turns into integers.
-@pytest.mark.skipif(
-    triton.__version__.startswith("3.6") and int(numpy.__version__.split(".")[1]) >= 4,
-    reason="triton 3.6 interprets with numpy before 2.4 only",
-)
+@INTERPRETED
 @pytest.mark.parametrize("listed", [ALTERNATELY, pytest.param(THE_OTHERS, marks=SLOW)], ids=["some", "others"])
-def test_interpreted_it_matches_the_reference(listed: list[dict[str, object]]) -> None:
-    script = Path(__file__).with_name("_interpret_engine.py")
-    cases = json.dumps(listed)
-    done = subprocess.run([sys.executable, script], input=cases, capture_output=True, text=True, check=True)
-    results = [json.loads(line) for line in done.stdout.splitlines()]
-    assert len(results) == len(listed)
-    for case, result in zip(listed, results, strict=True):
-        assert result == {"reason": None, "error": 0.0, "same": True}, case
+def test_interpreted_it_matches_the_reference(interpreter: Interpreter, listed: list[dict[str, object]]) -> None:
+    for case in listed:
+        assert interpreter.run("engine form", case) == {"reason": None, "error": 0.0, "same": True}, case
+
+
+COMPILED = [("sm_90", 1), ("sm_90", 39), ("sm_100", 64), ("gfx942", 16)]
 
 
 @pytest.mark.parametrize(
     ("gfx", "m", "engine"),
-    pairwise([("sm_90", 1), ("sm_90", 39), ("sm_100", 64), ("gfx942", 16)], ENGINES, once=True),
+    few([(*each, engine) for each in COMPILED for engine in ENGINES], 0, 3, 6),
 )
 def test_it_compiles(family: Family, gfx: str, m: int, engine: str) -> None:
     kernel, device = family.engine_kernels[engine], arch_device(gfx)
@@ -114,7 +103,7 @@ def _called(build: Build, sizes: Mapping[str, int], device: Device) -> bytes:
         ("vllm", (1, 512, 1024), {}),
         pytest.param("vllm", (39, 3000, 8192), {}, marks=SLOW),
         pytest.param("sglang", (48, 300, 128), {}, marks=SLOW),
-        ("sglang", (39, 3000, 8192), {"SWAP_AB": True}),
+        pytest.param("sglang", (39, 3000, 8192), {"SWAP_AB": True}, marks=SLOW),
     ],
 )
 def test_the_exact_form_is_specialised_as_in_tritons_own_call(
@@ -144,7 +133,7 @@ def test_screening_has_one_build_for_all_groups_and_the_finals_one_each(family: 
     assert count(kernel.finals_implementation()) == 6, "Triton compiles another one where 16 divides M"
 
 
-@pytest.mark.parametrize("more", [{"SWAP_AB": True}, {"SPLIT_K": 4}, {"SWAP_AB": True, "SPLIT_K": 16}])
+@pytest.mark.parametrize("more", few([{"SWAP_AB": True}, {"SPLIT_K": 4}, {"SWAP_AB": True, "SPLIT_K": 16}], 2))
 def test_sglangs_kernel_for_hopper_compiles(family: Family, more: dict[str, object]) -> None:
     kernel, device = family.engine_kernels["sglang"], arch_device("sm_90")
     spec = _spec(family, m=8)

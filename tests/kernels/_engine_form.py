@@ -1,16 +1,7 @@
-"""Runs the kernels of the engines' form under Triton's interpreter: cases as JSON on stdin, one result per line.
+"""Runs the kernels of the engines' form, for _interpret.py, in a process that interprets Triton's kernels."""
 
-A program of its own, because TRITON_INTERPRET acts when a kernel is decorated.
-"""
-
-import json
-import os
-import sys
 from dataclasses import replace
 
-os.environ["TRITON_INTERPRET"] = "1"
-
-import _builtin_members  # noqa: F401  (acts on import)
 import torch
 
 from gemmpipe.core.device import arch_device
@@ -20,6 +11,7 @@ from gemmpipe.family.reference import error_ratio
 
 
 def run(case: dict) -> dict:
+    """A product in an engine's form, against the reference."""
     family = load_family("a8w8_blockscale")
     device = arch_device(case.get("gfx", "sm_90"))
     options = KernelDefaults(dtype=None, out_dtype=case.get("out"), bias=None)
@@ -48,7 +40,3 @@ def run(case: dict) -> dict:
         "error": error_ratio(first, reference, *family.tolerance(spec)),
         "same": same,
     }
-
-
-for case in json.load(sys.stdin):
-    print(json.dumps(run(case)), flush=True)
