@@ -12,6 +12,7 @@ import pytest
 import torch
 from forked_programs import Forking
 from page_blocks import RECORDED_RUN, RUNNABLE, Block, Command, blocks, commands, missing_line
+from pairwise import few
 
 from gemmpipe.cli.main import main
 from gemmpipe.core.paths import RUNS
@@ -51,6 +52,8 @@ def _to_run(page: Path) -> list[Block]:
 
 
 RUN = [page for page in PAGES if any(block.kind in RUNNABLE for block in _to_run(page))]
+ALWAYS = ("five_minutes", "capture", "export", "runs", "first_run", "read_a_run", "sources", "vllm_plugin")
+"""Pages that are run always: of each kind of command one; the others are slow, as one takes two to six seconds."""
 
 
 @pytest.mark.parametrize("page", [ROOT / "README.md", *PAGES], ids=_name)
@@ -74,7 +77,11 @@ def test_a_block_that_another_test_runs_is_there(page: Path) -> None:
             assert page.name in (ROOT / block.run_by).read_text(), f"line {block.line}"
 
 
-@pytest.mark.parametrize("page", [ROOT / "README.md", *PAGES], ids=_name)
+COMPOSED = [page for page in (ROOT / "README.md", *PAGES) if "tracking" not in page.stem]
+TRACKING = pytest.param(ROOT / "docs" / "howto" / "tracking.md", marks=pytest.mark.slow)  # it imports mlflow and wandb
+
+
+@pytest.mark.parametrize("page", [*COMPOSED, TRACKING], ids=_name)
 def test_commands_that_are_not_run_compose(
     page: Path, plans: list[Plan], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -158,7 +165,7 @@ def shell(
 
 
 @pytest.mark.e2e
-@pytest.mark.parametrize("page", RUN, ids=_name)
+@pytest.mark.parametrize("page", few(RUN, *(i for i, page in enumerate(RUN) if page.stem in ALWAYS)), ids=_name)
 def test_the_blocks_of_a_page_run(page: Path, shell: Shell, request: pytest.FixtureRequest) -> None:
     if RECORDED_RUN in page.read_text():
         run: Path = request.getfixturevalue("recorded_run")

@@ -10,6 +10,7 @@ from gemmpipe.cli.commands import COMMANDS
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
+@pytest.mark.slow  # it starts Jupyter, and a run in it
 def test_the_notebook_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
     pytest.importorskip("ipykernel")

@@ -96,7 +96,7 @@ def test_a_table_of_it_is_known_by_its_name(mine: Path, capsys: pytest.CaptureFi
     assert "is by its name a table of relu2; leave kernel= out" in capsys.readouterr().err
 
 
-@pytest.mark.e2e
+@pytest.mark.slow
 @pytest.mark.usefixtures("own_locks")
 def test_a_family_in_a_package_and_of_another_name(mine: Path) -> None:
     (mine / "parts").mkdir()
@@ -159,6 +159,10 @@ _OFFERS = 'return ({"in_place": True}, {"in_place": False})'
 _COMPUTES = "out.copy_(torch.relu(x @ w_t).square())"
 _NORMALISES = "def normalise(self, spec, knobs, device):\n        return"
 _SAYS = 'label = "eager"'
+_ASKS_FOR_ROWS = """kernel: str = ""
+
+    def configs(self, spec, device, space):
+        return space.configs({}, spec.rows)"""
 
 
 @pytest.mark.e2e
@@ -167,9 +171,19 @@ _SAYS = 'label = "eager"'
     ("was", "becomes", "raised"),
     [
         (_FITS, f'{_FITS} if knobs["in_place"] else knobs["quick"]', "KeyError: 'quick'"),
-        (_SAYS, f'{_SAYS}\n\n    {_NORMALISES} {{"in_place": knobs["in_place"] or 1 // 0}}', "ZeroDivisionError: "),
+        pytest.param(
+            _SAYS,
+            f'{_SAYS}\n\n    {_NORMALISES} {{"in_place": knobs["in_place"] or 1 // 0}}',
+            "ZeroDivisionError: ",
+            marks=pytest.mark.slow,
+        ),
         (_COMPUTES, "out.copy_(torch.rule(x @ w_t))", "AttributeError: module 'torch' has no attribute 'rule'"),
-        (_OFFERS, 'return ({"in_place": True}, {"in_place": False, "out": torch.empty})', ""),
+        pytest.param(
+            _OFFERS,
+            'return ({"in_place": True}, {"in_place": False, "out": torch.empty})',
+            "",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_a_candidate_whose_code_raises_is_a_row(
@@ -195,11 +209,15 @@ def test_a_candidate_whose_code_raises_is_a_row(
 @pytest.mark.parametrize(
     ("was", "becomes", "raised"),
     [
-        ('kernel: str = "relu2:relu2_product"', 'kernel: str = ""\n\n    def configs(self, spec, device, space):\n'
-         "        return space.configs({}, spec.rows)", "AttributeError: 'GemmSpec' object has no attribute 'rows'"),
+        pytest.param(
+            'kernel: str = "relu2:relu2_product"',
+            _ASKS_FOR_ROWS,
+            "AttributeError: 'GemmSpec' object has no attribute 'rows'",
+            marks=pytest.mark.slow,
+        ),
         (_OFFERS, 'yield from ({"in_place": True}, {"in_place": 1 // 0})', "ZeroDivisionError: "),
     ],
-)  # fmt: skip
+)
 def test_who_cannot_name_its_candidates_is_left_out(
     was: str, becomes: str, raised: str, mine: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -221,7 +239,12 @@ def test_who_cannot_name_its_candidates_is_left_out(
 @pytest.mark.parametrize(
     ("name", "was", "status"),
     [
-        ("reference", "lambda spec, inputs, weights: product(spec, inputs, weights).relu_().square_(),", "died"),
+        pytest.param(
+            "reference",
+            "lambda spec, inputs, weights: product(spec, inputs, weights).relu_().square_(),",
+            "died",
+            marks=pytest.mark.slow,
+        ),
         pytest.param("make_weights", "make_weights,", "died", marks=pytest.mark.slow),
         ("tolerance", "squared_tolerance,", "launch_error"),
     ],
@@ -308,7 +331,7 @@ def test_its_kernel_computes_what_it_says(mine: Path) -> None:
 
 
 @pytest.mark.compile
-@pytest.mark.parametrize("gfx", ["sm_90", "gfx950"])
+@pytest.mark.parametrize("gfx", ["sm_90", pytest.param("gfx950", marks=pytest.mark.slow)])
 def test_its_kernel_compiles_without_a_gpu(mine: Path, monkeypatch: pytest.MonkeyPatch, gfx: str) -> None:
     monkeypatch.syspath_prepend(str(mine))
     family, device = load_family("relu2"), arch_device(gfx)

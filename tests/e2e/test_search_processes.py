@@ -99,6 +99,7 @@ def test_candidates_are_introduced_with_their_builds(folder: Path) -> None:
     ]
 
 
+@pytest.mark.slow  # tests/e2e/test_faults.py stops and resumes a run whose searches are in the driver
 @pytest.mark.parametrize("end", [signal.SIGINT, pytest.param(signal.SIGKILL, marks=pytest.mark.slow)])
 def test_a_run_that_was_stopped_goes_on(
     folder: Path, started: list[subprocess.Popen[str]], end: signal.Signals

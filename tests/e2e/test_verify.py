@@ -257,6 +257,7 @@ def test_a_mistake_is_one_line(options: list[str], printed: str, folder: Path, r
     assert printed in refusal(*options, "device=cpu")
 
 
+@pytest.mark.slow  # two pools of compilers, which import torch
 def test_kernels_are_compiled_once_without_a_gpu_and_found_ever_after(folder: Path, forked_programs: Forking) -> None:
     knobs = {"BLOCK_SIZE_M": 16, "BLOCK_SIZE_N": 64, "BLOCK_SIZE_K": 64, "num_warps": 4, "num_stages": 2}
     config = json.dumps({**knobs, "GROUP_SIZE_M": 1, "NUM_KSPLIT": 1, "cache_modifier": ""}).replace('"', '""')

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pairwise import SLOW
 
 from gemmpipe.backends.own import Own
 from gemmpipe.bench.finals import FinalsJob
@@ -126,15 +127,15 @@ def _check_once_each(harness: Harness, jobs: int) -> None:
     ("kind", "status"),
     [
         ("raise_bind", Status.LAUNCH_ERROR),
-        ("raise_launch", Status.LAUNCH_ERROR),
+        pytest.param("raise_launch", Status.LAUNCH_ERROR, marks=SLOW),
         ("raise_odd", Status.LAUNCH_ERROR),
         ("segfault", Status.DIED),
-        ("kill", Status.DIED),
-        ("exit", Status.DIED),
-        ("sys_exit", Status.DIED),
+        pytest.param("kill", Status.DIED, marks=SLOW),
+        pytest.param("exit", Status.DIED, marks=SLOW),
+        pytest.param("sys_exit", Status.DIED, marks=SLOW),
         ("die_later", Status.DIED),
         ("raise_later", Status.LAUNCH_ERROR),
-        ("odd_later", Status.LAUNCH_ERROR),
+        pytest.param("odd_later", Status.LAUNCH_ERROR, marks=SLOW),
     ],
 )
 def test_the_faulty_candidate_is_blamed_and_the_others_are_timed(make: Make, kind: str, status: Status) -> None:
@@ -148,7 +149,7 @@ def test_the_faulty_candidate_is_blamed_and_the_others_are_timed(make: Make, kin
     assert harness.quarantined == (status is Status.DIED)
 
 
-@pytest.mark.parametrize("kind", ["hang", "hang_later"])
+@pytest.mark.parametrize("kind", ["hang", pytest.param("hang_later", marks=SLOW)])
 def test_a_hang_is_a_timeout(make: Make, kind: str) -> None:
     harness = make(timeout_s=0.3)
     found = harness.work(_screen("right", kind, "other"))
@@ -157,7 +158,7 @@ def test_a_hang_is_a_timeout(make: Make, kind: str) -> None:
     assert trial.error == "no result after executor.timeout_s=0.3"
 
 
-@pytest.mark.parametrize("kind", ["hang_once", "die_once"])
+@pytest.mark.parametrize("kind", [pytest.param("hang_once", marks=SLOW), "die_once"])
 def test_a_single_failure_is_no_fault(make: Make, kind: str) -> None:
     harness = make(timeout_s=0.5)
     assert harness.work(_screen(kind, "right")) == {kind: Status.OK, "right": Status.OK}
@@ -165,6 +166,7 @@ def test_a_single_failure_is_no_fault(make: Make, kind: str) -> None:
     _check_once_each(harness, jobs=1)
 
 
+@pytest.mark.slow  # the run of every fault in tests/e2e/test_faults.py has it too
 def test_memory_is_limited(make: Make) -> None:
     harness = make(memory_bytes=GB)
     assert harness.work(_screen("right", "eat")) == {"right": Status.OK, "eat": Status.DIED}
@@ -189,6 +191,7 @@ def test_blame_is_correct_in_the_second_job(make: Make) -> None:
         assert len(harness.complete) == 2
 
 
+@pytest.mark.slow
 def test_many_faulty_candidates_in_many_jobs(make: Make) -> None:
     harness = make()
     kinds = ("kill", "right", "raise_bind", "raise_later", "die_later")
@@ -374,6 +377,7 @@ def test_a_worker_that_is_killed_at_every_start_is_a_one_line_error(make: Make) 
     assert str(raised.value) == "cpu: the worker cannot start: the worker died: signal 9, 6 times in a row"
 
 
+@pytest.mark.slow  # a whole run meets it in tests/e2e/test_faults.py
 def test_a_start_is_repeated_if_the_forkserver_is_killed(make: Make) -> None:
     """The requested fork fails, or no process is left with the worker's exit code."""
     os.kill(forkserver() and _server(), signal.SIGKILL)

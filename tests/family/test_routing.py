@@ -3,6 +3,7 @@
 import pytest
 import torch
 from moe_problems import FMOE, spec_of
+from pairwise import pairwise
 
 from gemmpipe.core.errors import UserError
 from gemmpipe.family import moe
@@ -41,8 +42,9 @@ def test_named_routings_are_more_and_more_uneven() -> None:
     assert one_hot[1] < 1400
 
 
-@pytest.mark.parametrize(("experts", "topk"), [(8, 2), (128, 8), (512, 10)])
-@pytest.mark.parametrize("routing", [None, *ROUTINGS])
+@pytest.mark.parametrize(
+    ("experts", "topk", "routing"), pairwise([(8, 2), (128, 8), (512, 10)], [None, *ROUTINGS], once=True)
+)
 def test_a_profile_makes_rows_with_the_loads_that_it_was_made_of(experts: int, topk: int, routing: str | None) -> None:
     counts = counted(8192, experts, topk, routing)
     profile = profile_of([counts])
@@ -54,8 +56,10 @@ def test_a_profile_makes_rows_with_the_loads_that_it_was_made_of(experts: int, t
         assert abs(before - after) < 0.3 * before + 0.12 * mean
 
 
-@pytest.mark.parametrize(("experts", "topk"), [(8, 2), (128, 8), (512, 10), (16, 1)])
-@pytest.mark.parametrize("routing", [None, *ROUTINGS, "4/2/1/0.5/0.1/0"])
+@pytest.mark.parametrize(
+    ("experts", "topk", "routing"),
+    pairwise([(8, 2), (128, 8), (512, 10), (16, 1)], [None, *ROUTINGS, "4/2/1/0.5/0.1/0"], once=True),
+)
 def test_the_expected_experts_are_those_that_drawn_rows_have(experts: int, topk: int, routing: str | None) -> None:
     """Their weights are what a call reads, and its floor: too many of them make a floor that kernels pass."""
     generator = torch.Generator().manual_seed(11)

@@ -1,5 +1,6 @@
 """Experts in the form of vLLM's and SGLang's kernel: right under the interpreter, compiled everywhere, limits."""
 
+import itertools
 from importlib.util import find_spec
 
 import pytest
@@ -7,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from interpreter_process import INTERPRETED, Interpreter
 from moe_problems import FMOE, QWEN, shipped_space, spec_of
-from pairwise import SLOW, pairwise
+from pairwise import SLOW, few
 
 from gemmpipe.backends.engine_compile import compile_only_for, empty_meta
 from gemmpipe.core.data import Scalar
@@ -54,7 +55,7 @@ CASES = [
 
 
 @INTERPRETED
-@pytest.mark.parametrize("case", CASES, ids=range(len(CASES)))
+@pytest.mark.parametrize("case", few(CASES, 0, 1, 2, 3, 5, 7, 9), ids=range(len(CASES)))
 def test_matches_the_reference_under_the_interpreter(interpreter: Interpreter, case: dict) -> None:
     result = interpreter.run("kernel", case)
     assert result["reason"] is None
@@ -62,7 +63,7 @@ def test_matches_the_reference_under_the_interpreter(interpreter: Interpreter, c
     assert result["same"]
 
 
-@pytest.mark.parametrize(("arch", "dtype"), pairwise(["sm_90", "gfx942"], [None, "fp8"], once=True))
+@pytest.mark.parametrize(("arch", "dtype"), few([*itertools.product(["sm_90", "gfx942"], [None, "fp8"])], 0))
 def test_every_launch_compiles(arch: str, dtype: str | None) -> None:
     device = arch_device(arch)
     own = dtype and ("float8_e4m3fnuz" if arch == "gfx942" else FP8)

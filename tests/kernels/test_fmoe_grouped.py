@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import pytest
 from interpreter_process import INTERPRETED, Interpreter
 from moe_problems import FMOE, NAMES, QWEN, shipped_space, spec_of
-from pairwise import SLOW
+from pairwise import few
 
 from gemmpipe.core.data import Build, Candidate, Scalar
 from gemmpipe.core.device import arch_device, cpu_device
@@ -53,7 +53,7 @@ def matches(interpreter: Interpreter, case: dict[str, object]) -> None:
 
 
 @INTERPRETED
-@pytest.mark.parametrize("case", ON_A_CPU)
+@pytest.mark.parametrize("case", few(ON_A_CPU, 0, 3, 4, 5, 6, 7, 8, 9, 12))
 def test_launches_around_the_product_match_the_reference(interpreter: Interpreter, case: dict[str, object]) -> None:
     matches(interpreter, case)
 
@@ -177,9 +177,7 @@ def test_only_few_tokens_need_no_launch_that_counts(
     assert absent == ({kernel for kernel in KERNELS if "count_pairs" in kernel} if token == 64 else set())
 
 
-@pytest.mark.parametrize(
-    NAMES_OF_CASE, [pytest.param(*case, marks=() if case is LAUNCHED[0] else SLOW) for case in LAUNCHED]
-)
+@pytest.mark.parametrize(NAMES_OF_CASE, few(LAUNCHED, 0))
 def test_compiles_without_a_gpu_within_the_estimate(
     token: int, dtype: str | None, key: dict[str, object], tile: tuple[int, int, int]
 ) -> None:

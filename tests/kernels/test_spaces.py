@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from pairwise import SLOW, pairwise
+from pairwise import SLOW, few, pairwise
 
 from gemmpipe.core.data import Candidate, Problem
 from gemmpipe.core.device import arch_device, cpu_device
@@ -75,11 +75,12 @@ def test_default_space_is_as_large_as_the_measured_one(m: int, least: int) -> No
     assert len(list(kernel_of(family).configs(spec, device, shipped_space("a8w8_blockscale")))) >= least
 
 
+@pytest.mark.parametrize("every", [6, pytest.param(1, marks=SLOW)])
 @pytest.mark.parametrize("name", ["a16w16", "a8w8_blockscale", "fmoe"])
-def test_shipped_winners_are_points_of_the_default_space(name: str, h200_tables: Path) -> None:
+def test_shipped_winners_are_points_of_the_default_space(name: str, every: int, h200_tables: Path) -> None:
     """An entry of a space that removes too much would lose some of them."""
     family, space, found = load_family(name), shipped_space(name), 0
-    for row in store.read(h200_tables / family.csv_name, family):
+    for row in store.read(h200_tables / family.csv_name, family)[::every]:
         candidate, device = candidate_of(str(row["libtype"]), str(row["config"])), arch_device(str(row["gfx"]))
         own = next((i for i in family.implementations if i.label == candidate.backend), None)
         if own is None:
@@ -318,7 +319,7 @@ def test_builds_for_the_memory_orders_that_scales_may_have(
     ("columns", "splits", "clusters", "reading"),
     [
         (192, 1, 1, "fours"),
-        (64, 3, 3, "strided"),
+        pytest.param(64, 3, 3, "strided", marks=SLOW),
         *(pytest.param(*case, marks=SLOW) for case in ((192, 1, 1, "strided"), (64, 3, 3, "fours"))),
         *(pytest.param(128, 1, 1, reading, marks=SLOW) for reading in ("fours", "strided")),
     ],
@@ -393,10 +394,14 @@ def test_skinny_kernels_of_tiles_compile_and_convert_no_layout_in_their_loop(nam
 
 @pytest.mark.parametrize(
     ("gfx", "name"),
-    pairwise(
-        ["gfx942", "gfx950"],
-        ["a16w16", "a8w8", "a8w8_blockscale", "a8w8_bpreshuffle", "a8w8_blockscale_bpreshuffle"],
-        once=True,
+    few(
+        [
+            (gfx, name)
+            for gfx in ("gfx942", "gfx950")
+            for name in ("a16w16", "a8w8", "a8w8_blockscale", "a8w8_bpreshuffle", "a8w8_blockscale_bpreshuffle")
+        ],
+        0,
+        9,
     ),
 )
 def test_amd_kernels_load_through_buffers_and_order_tiles_by_xcd(name: str, gfx: str) -> None:

@@ -41,7 +41,7 @@ def _cubin(num_warps: int) -> bytes:
     return bytes(compile_kernel(build, HOPPER).asm["cubin"])
 
 
-@pytest.mark.parametrize("num_warps", [1, 4])
+@pytest.mark.parametrize("num_warps", [pytest.param(1, marks=pytest.mark.slow), 4])  # 1: seconds
 def test_resources_equal_those_of_the_disassembler(num_warps: int, tmp_path: Path) -> None:
     import triton
 

@@ -85,7 +85,7 @@ def test_each_step_is_compared_with_the_plugin_off(folder: Path, capsys: pytest.
     assert table(folder).keys() == {key for key in found if key[1] == "tp2"}
 
 
-@pytest.mark.e2e
+@pytest.mark.slow  # it waits for the limit of a process
 def test_a_process_that_takes_too_long_is_a_row(folder: Path) -> None:
     given = [str(folder), "--child", str(folder / "stand_in.py"), "--devices", "0", "--stagger", "0"]
     limit = str(vllm_modes.END_S + 6)

@@ -230,7 +230,7 @@ def test_recorded_gradients_are_reported_once(row, table, x, w, caplog) -> None:
 @pytest.mark.parametrize(
     ("place", "compiled"),
     [
-        pytest.param(place, compiled, marks=pytest.mark.slow if compiled and place in (1, 2) else ())
+        pytest.param(place, compiled, marks=pytest.mark.slow if compiled and place else ())
         for compiled in (False, True)
         for place in range(4)
     ],

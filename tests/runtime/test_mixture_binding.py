@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from pairwise import pairwise
 
 from gemmpipe.core.data import Build, Device
 from gemmpipe.core.device import arch_device
@@ -115,9 +116,10 @@ def comparable(launches: Recorded, given: dict[str, torch.Tensor | None]) -> lis
     return [(kernel, grid, {k: plain(v) for k, v in arguments.items()}) for kernel, grid, arguments in launches]
 
 
-@pytest.mark.parametrize("label", ["triton", "gluon", "skinny"])
-@pytest.mark.parametrize("q_type", ["none", "per_1x128", "per_token"])
-@pytest.mark.parametrize("token", [1, 40])
+@pytest.mark.parametrize(
+    ("label", "q_type", "token"),
+    pairwise(["triton", "gluon", "skinny"], ["none", "per_1x128", "per_token"], [1, 40], once=True),
+)
 def test_the_arguments_are_those_of_a_call_bound_anew(launches, label: str, q_type: str, token: int) -> None:
     spec, implementation, knobs, weights, inputs = made(token, q_type, label)
     quick = bind_mixture(implementation, spec, knobs, DEVICE, operands(weights, inputs, torch.empty(spec.out_shape)))

@@ -61,7 +61,7 @@ def test_shape_propagation_leaves_nothing_behind(row, table, x, w) -> None:
         assert set(LOG.steps.values()) == {"exact"}
 
 
-@pytest.mark.compile
+@pytest.mark.slow  # it imports torch and torch._dynamo
 def test_in_a_process_that_never_called_it_before() -> None:
     script = """
 import torch

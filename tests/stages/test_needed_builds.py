@@ -111,7 +111,7 @@ def test_the_other_order_is_compiled_once_for_finalists_and_before_their_finals(
     assert all(built[b] < launched[p] for p, names in needed.items() for b in names), "no worker compiles them"
 
 
-@pytest.mark.e2e
+@pytest.mark.slow
 def test_the_exact_forms_of_an_engines_finalists_are_compiled_before_their_finals(
     folder: Path, submitted: dict[str, list[Build]], problems: list[Problem]
 ) -> None:
@@ -133,7 +133,7 @@ def test_the_exact_forms_of_an_engines_finalists_are_compiled_before_their_final
     assert len(compiled) == len(set(compiled)), "each once"
 
 
-@pytest.mark.e2e
+@pytest.mark.slow
 def test_the_other_order_is_compiled_while_other_problems_are_screened_and_timed(
     folder: Path, submitted: dict[str, list[Build]], problems: list[Problem]
 ) -> None:

@@ -181,6 +181,7 @@ def test_a_session_outlives_its_process(open_pool: Callable[..., ProcessSearchPo
         assert len(requests) >= default_search().seeds
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("short_pauses")
 def test_a_process_that_always_dies_ends_the_run(
     open_pool: Callable[..., ProcessSearchPool], no_words: KernelDefaults
@@ -189,7 +190,7 @@ def test_a_process_that_always_dies_ends_the_run(
         Driver(open_pool(Deadly(**LIMITS, rungs=looks()))).drive(_problems(no_words, 16))
 
 
-@pytest.mark.parametrize("kind", [UserError, ZeroDivisionError])
+@pytest.mark.parametrize("kind", [UserError, pytest.param(ZeroDivisionError, marks=pytest.mark.slow)])
 def test_an_exception_in_a_search_is_raised_in_the_driver(
     open_pool: Callable[..., ProcessSearchPool], no_words: KernelDefaults, kind: type[Exception]
 ) -> None:

@@ -1,13 +1,15 @@
 """TMA boxes of a tile, and work tiles of a product."""
 
+import itertools
 import re
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pairwise import SLOW
+from pairwise import SLOW, few
 
 from gemmpipe.core.data import Build, Knobs
 from gemmpipe.core.device import arch_device
@@ -157,10 +159,19 @@ def test_more_work_tiles_than_have_exact_coordinates_are_unsupported() -> None:
     assert kernel.unsupported_reason(spec, _knobs(spec, 128), SM_90) is None
 
 
+LOADS = ("by warps", "by TMA")
+"""How a build with block scales loads those of x."""
+
+
+def _build_of(kernel: WarpSpecialised, spec: GemmSpec, knobs: Knobs, loads: str) -> Build:
+    by_warps, by_tma = kernel.builds(spec, knobs, SM_90)
+    return by_tma if loads == "by TMA" else by_warps
+
+
 SPLIT = {("a16w16", (64, 160)): 3}
 """The tile that is compiled always, with this cluster."""
-WHOLE = {"a16w16": (128, 192), "a8w8_blockscale": (128, 80)}
-"""The tile of a family without block scales and of one with them that is compiled always without splits."""
+WHOLE = ("a8w8_blockscale", (128, 80))
+"""The family and the tile that is compiled always without splits: with block scales, and no spills as in NARROW."""
 TILES = [(128, 80, 16), (128, 96, 32), (64, 160, 16), (64, 192, 32), (128, 160, 32), (128, 192, 64)]
 
 
@@ -168,7 +179,7 @@ TILES = [(128, 80, 16), (128, 96, 32), (64, 160, 16), (64, 192, 32), (128, 160, 
 @pytest.mark.parametrize(
     ("name", "block_m", "columns", "part"),
     [
-        pytest.param(name, *tile, marks=() if WHOLE.get(name) == tile[:2] else SLOW)
+        pytest.param(name, *tile, marks=() if (name, tile[:2]) == WHOLE else SLOW)
         for name in ("a16w16", "a8w8", "a8w8_blockscale")
         for tile in TILES
     ],
@@ -246,7 +257,7 @@ def test_narrow_tiles_add_up_as_many_blocks_as_the_registers_allow(
 @IN_PARTS
 @pytest.mark.parametrize(
     ("block_m", "columns", "k", "splits"),
-    [case[:4] if i == 1 else pytest.param(*case[:4], marks=SLOW) for i, case in enumerate(NARROW)],
+    [pytest.param(*case[:4], marks=SLOW) for case in NARROW],
 )
 def test_narrow_tiles_do_not_spill(block_m: int, columns: int, k: int, splits: int) -> None:
     other, build = _narrow_builds(block_m, columns, k, splits)
@@ -272,13 +283,12 @@ def test_columns_that_no_instruction_or_register_has(name: str, columns: int, wh
 
 
 @IN_PARTS
-@pytest.mark.parametrize("columns", [*(pytest.param(each, marks=SLOW) for each in (96, 112, 144, 160)), 192])
-def test_turns_have_barriers_of_their_own(columns: int) -> None:
+@pytest.mark.parametrize(("columns", "loads"), few([*itertools.product((96, 112, 144, 160, 192), LOADS)], 9))
+def test_turns_have_barriers_of_their_own(columns: int, loads: str) -> None:
     """Triton, which does not know of them, uses other barriers; each warpgroup waits for the other's arrival."""
     kernel, spec = _kernel("a8w8_blockscale", 256)
-    for build in kernel.builds(spec, {**_knobs(spec, 128), "BLOCK_SIZE_N": columns}, SM_90):
-        compile_build(build, SM_90)
-        _check_turns(compile_kernel(build, SM_90).asm["ptx"], columns)
+    build = _build_of(kernel, spec, {**_knobs(spec, 128), "BLOCK_SIZE_N": columns}, loads)
+    _check_turns(compile_kernel(build, SM_90).asm["ptx"], columns)
 
 
 def _check_turns(ptx: str, columns: int) -> None:
@@ -316,14 +326,17 @@ def _wave_knobs(rows: int, columns: int, slots: int, own_pace: bool, constant: b
 
 
 @IN_PARTS
-@pytest.mark.parametrize("tile", [pytest.param(tile, marks=() if tile[1] == 64 else SLOW) for tile in WAVES], ids=str)
-def test_waves_of_a_tile_compile_within_the_registers(tile: tuple[int, int, int, bool, int]) -> None:
+@pytest.mark.parametrize(("tile", "loads"), few([*itertools.product(map(list, WAVES), LOADS)], 7), ids=str)
+def test_waves_of_a_tile_compile_within_the_registers(tile: list[Any], loads: str) -> None:
     kernel, spec = _kernel("a8w8_blockscale", 1024)
     knobs = kernel.normalise(spec, _wave_knobs(*tile[:4]), SM_90)
     assert kernel.unsupported_reason(spec, knobs, SM_90) is None
     assert kernel.boxes(spec, knobs)["w"][1][0] == kernel.boxes(spec, knobs)["out"][1][1] == tile[4]
     assert wave_part_columns(tile[1]) == tile[4]  # the kernel's rule
-    *others, build = kernel.builds(spec, knobs, SM_90)
+    build = _build_of(kernel, spec, knobs, loads)
+    if loads == "by warps":  # which have few registers
+        assert (compile_build(build, SM_90).spills or 0) <= 24
+        return
     assert build.boxes == (("w", (tile[1], 128)),)
     facts, ptx = compile_build(build, SM_90), compile_kernel(build, SM_90).asm["ptx"]
     assert facts.spills == 0
@@ -331,8 +344,6 @@ def test_waves_of_a_tile_compile_within_the_registers(tile: tuple[int, int, int,
     assert facts.shared_bytes <= hopper_shared_bytes(knobs)
     assert "@p trap" in ptx  # the check of the rings' address
     assert "256;" not in "".join(re.findall(r"bar\.(?:sync|arrive).*", ptx))  # no turns
-    for other in others:  # warps that load x's scales have few registers
-        assert (compile_build(other, SM_90).spills or 0) <= 24
 
 
 @pytest.mark.parametrize(
