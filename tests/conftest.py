@@ -4,8 +4,10 @@ What tests share is in shared_fixtures.py: it imports torch and the package, whi
 tests to others (`-n 2`) need not wait for.
 """
 
+import atexit
 import gc
 import importlib
+import multiprocessing.util
 import os
 import sys
 from typing import Any
@@ -32,6 +34,8 @@ def pytest_configure(config: pytest.Config) -> None:
     """Load the fixtures where tests run; the interpreter checks integers for overflow with other marks (`-m slow`)."""
     if config.option.markexpr != "not slow":
         os.environ["CHECK_OVERFLOW"] = "1"  # read by Triton
+    if hasattr(config, "workerinput"):
+        _end_as_multiprocessing_does()
     distributes = config.getoption("dist", "no") != "no" and not hasattr(config, "workerinput")
     if not distributes:
         config.pluginmanager.register(importlib.import_module("shared_fixtures"))
@@ -43,9 +47,17 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
-def pytest_unconfigure() -> None:
-    """Let the exit clean up."""
-    gc.unfreeze()
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Let the exit clean up, but for a worker's."""
+    if not hasattr(config, "workerinput"):
+        gc.unfreeze()
+
+
+def _end_as_multiprocessing_does() -> None:
+    """Let this process end after multiprocessing's exit functions: taking torch's modules apart takes seconds."""
+    atexit.unregister(multiprocessing.util._exit_function)
+    atexit.register(os._exit, 0)
+    atexit.register(multiprocessing.util._exit_function)
 
 
 @pytest.hookimpl(optionalhook=True)

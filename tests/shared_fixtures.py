@@ -114,6 +114,23 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = [item for item in items if item not in others]
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist tells the order
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Put files that share a process together; of two workers one begins at the start, the other one in the middle."""
+    forking, interpreting = (_files_using(session.items, name) for name in ("forked_programs", "interpreter"))
+    first = [item for item in session.items if item.path in forking]
+    middle = [item for item in session.items if item.path in interpreting - forking]
+    rest = [item for item in session.items if item.path not in forking | interpreting]
+    before = max(0, len(session.items) // 2 - len(first))
+    while 0 < before < len(rest) and rest[before].path == rest[before - 1].path:
+        before += 1
+    session.items[:] = [*first, *rest[:before], *middle, *rest[before:]]
+
+
+def _files_using(items: list[pytest.Item], fixture: str) -> set[Path]:
+    return {item.path for item in items if fixture in getattr(item, "fixturenames", ())}
+
+
 def _function(item: pytest.Item) -> tuple[str, bool]:
     """The test of a case; its slow cases are a test of their own."""
     return item.nodeid.partition("[")[0], item.get_closest_marker("slow") is not None

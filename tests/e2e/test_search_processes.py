@@ -113,6 +113,7 @@ def test_a_run_that_was_stopped_goes_on(
     _whole(folder)
 
 
+@pytest.mark.slow  # tests/stages/test_search_pool.py kills one too
 def test_a_search_process_that_is_killed_is_replaced(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from pairwise import few
 
 from gemmpipe.core.data import Scalar
 from gemmpipe.family import GemmSpec, Inputs, KernelDefaults, Weights, load_family
@@ -62,7 +63,7 @@ KEYS = [
 ]
 
 
-@pytest.mark.parametrize("key", KEYS, ids=lambda key: "-".join(map(str, key.values())))
+@pytest.mark.parametrize("key", few(KEYS, 0, 1), ids=lambda key: "-".join(map(str, key.values())))
 def test_roundings_of_fp8_are_within_the_bounds(key: dict[str, Scalar]) -> None:
     """Also if few columns of h make a row, as scales by row do: 1.2 to 2.2 times the bound with x off the grid."""
     spec = _spec(**key)
@@ -72,7 +73,7 @@ def test_roundings_of_fp8_are_within_the_bounds(key: dict[str, Scalar]) -> None:
         assert error_ratio(_kernel(spec, inputs, weights), reference, *FMOE.tolerance(spec)) < 0.01, seed
 
 
-@pytest.mark.parametrize("key", KEYS, ids=lambda key: "-".join(map(str, key.values())))
+@pytest.mark.parametrize("key", few(KEYS, 0, 4), ids=lambda key: "-".join(map(str, key.values())))
 @pytest.mark.parametrize(
     "wrong",
     [

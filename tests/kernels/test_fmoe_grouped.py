@@ -177,12 +177,18 @@ def test_only_few_tokens_need_no_launch_that_counts(
     assert absent == ({kernel for kernel in KERNELS if "count_pairs" in kernel} if token == 64 else set())
 
 
-@pytest.mark.parametrize(NAMES_OF_CASE, few(LAUNCHED, 0))
+@pytest.mark.parametrize(
+    (*NAMES_OF_CASE, "products"), few([(*case, products) for case in LAUNCHED for products in (1, 2)], 0)
+)
 def test_compiles_without_a_gpu_within_the_estimate(
-    token: int, dtype: str | None, key: dict[str, object], tile: tuple[int, int, int]
+    token: int, dtype: str | None, key: dict[str, object], tile: tuple[int, int, int], products: int
 ) -> None:
+    """The launches around the products, and one or both of them."""
     knobs = _knobs(token, dtype, key, tile)
+    own, others = [], []
     for build in _builds(token, dtype, key, tile):
+        (own if build.boxes else others).append(build)
+    for build in (*others, *own[:products]):
         facts = compile_build(build, HOPPER)
         assert facts.shared_bytes is not None
         assert facts.shared_bytes <= hopper_shared_bytes(unsplit_knobs(knobs, 1)) <= HOPPER.shared_bytes

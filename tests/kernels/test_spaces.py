@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from pairwise import SLOW, few, pairwise
+from pairwise import SLOW, few
 
 from gemmpipe.core.data import Candidate, Problem
 from gemmpipe.core.device import arch_device, cpu_device
@@ -226,8 +226,15 @@ def test_builds_and_implementations_travel_between_processes() -> None:
 
 @pytest.mark.parametrize(
     ("name", "gfx", "m", "n", "k", "splits", "stages"),
-    pairwise(
-        ["a16w16", "a8w8_blockscale"], ARCHES, [(16, 32, 128, 4, 3), (64, 64, 64, 1, 2), (16, 256, 32, 1, 1)], once=True
+    few(
+        [
+            (name, gfx, *tile)
+            for name in ("a16w16", "a8w8_blockscale")
+            for gfx in ARCHES
+            for tile in ((16, 32, 128, 4, 3), (64, 64, 64, 1, 2), (16, 256, 32, 1, 1))
+        ],
+        4,  # sm_100
+        18,  # gfx942
     ),
 )
 def test_compiles_without_a_gpu_within_the_estimate(
@@ -358,7 +365,9 @@ def test_int8_has_no_warpgroup_instruction_of_256_columns() -> None:
         ).startswith(reason)
 
 
-@pytest.mark.parametrize(("gfx", "name"), pairwise(ARCHES, ["a16w16", "a8w8", "a8w8_blockscale"], once=True))
+@pytest.mark.parametrize(
+    ("gfx", "name"), few([(gfx, name) for gfx in ARCHES for name in ("a16w16", "a8w8", "a8w8_blockscale")], 0, 8)
+)
 def test_skinny_kernels_compile(name: str, gfx: str) -> None:
     family, device = load_family(name), arch_device(gfx)
     kernel = next(i for i in family.implementations if i.label == "skinny")
@@ -374,7 +383,8 @@ def test_skinny_kernels_compile(name: str, gfx: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("gfx", "name"), pairwise(ARCHES, ["a8w8_bpreshuffle", "a8w8_blockscale_bpreshuffle"], once=True)
+    ("gfx", "name"),
+    few([(gfx, name) for gfx in ARCHES for name in ("a8w8_bpreshuffle", "a8w8_blockscale_bpreshuffle")], 1, 4),
 )
 def test_skinny_kernels_of_tiles_compile_and_convert_no_layout_in_their_loop(name: str, gfx: str) -> None:
     family, device = load_family(name), arch_device(gfx)

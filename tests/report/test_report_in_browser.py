@@ -52,7 +52,7 @@ def _open(browser: Any, path: Path, width: int = 1400, scheme: str = "light") ->
     return page, messages
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("scheme", ["light", pytest.param("dark", marks=pytest.mark.slow)])
 def test_a_run_shows_every_section_without_an_error(browser: Any, run_page: Path, scheme: str) -> None:
     page, messages = _open(browser, run_page, scheme=scheme)
     shown = page.evaluate(
@@ -98,6 +98,7 @@ def test_nothing_is_wider_than_the_page(browser: Any, run_page: Path, table_page
         page.close()
 
 
+@pytest.mark.slow
 def test_tables_of_knobs_show_all_columns(browser: Any, run_page: Path) -> None:
     """At each number of tables side by side; 800 and 1200 leave the least room for a table."""
     page, _ = _open(browser, run_page)
@@ -111,6 +112,7 @@ def test_tables_of_knobs_show_all_columns(browser: Any, run_page: Path) -> None:
     page.close()
 
 
+@pytest.mark.slow
 def test_the_steps_of_the_space_are_not_cut_on_a_narrow_page(browser: Any, run_page: Path) -> None:
     page, _ = _open(browser, run_page, width=400)
     widths = "() => [...document.querySelectorAll('.funnel')].map(f => [f.scrollWidth, f.parentElement.clientWidth])"
@@ -119,6 +121,7 @@ def test_the_steps_of_the_space_are_not_cut_on_a_narrow_page(browser: Any, run_p
     page.close()
 
 
+@pytest.mark.slow
 def test_labels_of_an_axis_do_not_overlap(browser: Any, table_page: Path) -> None:
     page, _ = _open(browser, table_page)
     overlaps = page.evaluate(

@@ -164,6 +164,7 @@ def test_a_table_of_many_rows_gives_a_page_below_the_limit(h200_tables: Path, tm
     assert "of 12,000 products" in text
 
 
+@pytest.mark.slow
 def test_a_run_of_many_trials_gives_a_page_below_the_limit(tmp_path: Path) -> None:
     write_recorded_run(tmp_path, problems=12, candidates=700)
     text = render(read_run(tmp_path))

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from pairwise import pairwise
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gemmpipe.backends.aiter import Asm, Ck
@@ -210,8 +211,7 @@ OWN = sorted(
 )
 
 
-@pytest.mark.parametrize(("name", "label"), OWN)
-@pytest.mark.parametrize("m", ROWS)
+@pytest.mark.parametrize(("name", "label", "m"), pairwise(OWN, ROWS, once=True))
 def test_a_product_of_ours_is_one_kernel(counter: Counter, name: str, label: str, m: int) -> None:
     """For every layout with contiguous operands, in the run time's call and in the timed launch."""
     family = load_family(name)

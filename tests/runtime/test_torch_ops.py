@@ -5,6 +5,7 @@ import sys
 
 import pytest
 import torch
+from pairwise import pairwise
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from gemmpipe.runtime import gemm_a8w8_blockscale, gemm_a16w16
@@ -17,8 +18,7 @@ def fresh() -> None:
 
 
 @pytest.mark.compile
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize(("backend", "dynamic"), pairwise(["eager", "aot_eager"], [False, True], once=True))
 def test_fullgraph(row, table, x, w, backend: str, dynamic: bool) -> None:
     table(row(4, "onednn", {"method": "float32_packed"}))
 

@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from pairwise import pairwise
+from pairwise import few
 
 from gemmpipe.core.data import Device, Scalar
 from gemmpipe.core.device import arch_device
@@ -40,7 +40,11 @@ PRODUCTS = [("a16w16", 8192, {"bias": True}), ("a8w8", 1040, {"dtype": "int8"}),
 
 @pytest.mark.parametrize(
     ("name", "k", "options", "gfx", "tile"),
-    pairwise(PRODUCTS, ["sm_90", "sm_100"], [list(tile) for tile in TILES], once=True),
+    few(
+        [(*each, gfx, list(tile)) for each in PRODUCTS for gfx in ("sm_90", "sm_100") for tile in TILES],
+        0,
+        3 * len(TILES),
+    ),
 )
 def test_compiles_within_the_estimate_and_spills_nothing(
     name: str, k: int, options: dict[str, object], gfx: str, tile: list[int]
