@@ -1,5 +1,6 @@
 """Hydra's composition of our files, kept for a process: doing it again and again is most of a test's command line."""
 
+import copy
 import pickle
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,8 +19,10 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf._utils import OmegaConfDumper, get_omega_conf_dumper
 from omegaconf.base import Container
 
+from gemmpipe.cli import folders as config_folders
 from gemmpipe.core.paths import shipped
 
+_tree = config_folders._read_yaml
 _load = ConfigRepository.load_config
 _choices = defaults_list._create_interpolation_map
 _list = defaults_list._create_defaults_list
@@ -43,6 +46,7 @@ def read_once() -> Iterator[None]:
     when the files are merged, not after each of the fifty.
     """
     folders = {str(shipped("conf")), str(shipped("pipelines")), "hydra.conf", "structured://"}
+    trees: dict[Path, object] = {}
     parsed: dict[tuple[str, str], bytes] = {}
     listed: dict[object, bytes] = {}
     merged: dict[object, bytes] = {}
@@ -59,6 +63,13 @@ def read_once() -> Iterator[None]:
         if key not in parsed:
             parsed[key] = pickle.dumps(_load(self, config_path))
         return pickle.loads(parsed[key])  # a copy: composing changes it
+
+    def tree_of(path: Path) -> object:
+        if not is_kept(str(path.parent.parent)):
+            return _tree(path)
+        if path not in trees:
+            trees[path] = _tree(path)
+        return trees[path]
 
     def choices(overrides: Any, defaults: Any, self_added: bool) -> Any:
         refers = any("${" in f"{getattr(each, 'path', '')}{getattr(each, 'value', '')}" for each in defaults)
@@ -116,6 +127,8 @@ def read_once() -> Iterator[None]:
 
     with (
         mock.patch.object(ConfigRepository, "load_config", load_config),
+        mock.patch.object(ConfigRepository, "__deepcopy__", _with_own_sources, create=True),
+        mock.patch.object(config_folders, "_read_yaml", tree_of),
         mock.patch.object(defaults_list, "_create_interpolation_map", choices),
         mock.patch.object(defaults_list, "_create_defaults_list", defaults_of),
         mock.patch.object(ConfigLoaderImpl, "_compose_config_from_defaults_list", merge),
@@ -137,6 +150,13 @@ def _merge_then_adopt(self: ConfigLoaderImpl, defaults: Any, repo: Any) -> Any:
         merged = _merge(self, defaults, repo)
     merged._re_parent()
     return merged
+
+
+def _with_own_sources(self: ConfigRepository, memo: dict[int, Any]) -> ConfigRepository:
+    """A copy that may look into other folders; sources themselves are not changed."""
+    same = copy.copy(self)
+    same.sources = [*self.sources]
+    return same
 
 
 def _copied(self: DictConfig, memo: dict[int, Any]) -> DictConfig:

@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import yaml
@@ -16,11 +17,11 @@ _MAX_BYTES = 10_000_000
 
 @dataclass(frozen=True, kw_only=True)
 class ConfigFolders:
-    """The options by group and the pipelines that a command line can name."""
+    """The options by group and the pipelines that a command line can name, looked up once."""
 
     config_dir: Path | None
 
-    @property
+    @cached_property
     def options(self) -> dict[str, list[str]]:
         """The options of each group, without those that only others include (`_name`)."""
         found: dict[str, set[str]] = {}
@@ -30,7 +31,7 @@ class ConfigFolders:
                     found.setdefault(path.parent.name, set()).add(path.stem)
         return {group: sorted(names) for group, names in sorted(found.items())}
 
-    @property
+    @cached_property
     def pipelines(self) -> dict[str, Path]:
         """The pipelines by name."""
         return {
@@ -57,7 +58,7 @@ class ConfigFolders:
                 )
                 raise UserError(f"{path}: gemmpipe ships {kind}, which would be read instead; expected another name")
 
-    @property
+    @cached_property
     def kernels(self) -> dict[str, str]:
         """The family in the file of each option of `kernel`; options that inherit it are left out."""
         trees = {name: _read_yaml(self.option_file("kernel", name)) for name in self.options["kernel"]}
