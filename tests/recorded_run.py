@@ -1,16 +1,17 @@
 """Replays of recorded runs: the time left that a run would state at each moment, from what its journal says.
 
-A record (`tests/data/time_left`, H100, 2026-11-25, two runs at a time on one host) has, twice a second of the
-screening, the builds done and requested, and of each problem with a change: trials with a result, those requested, the
-microseconds of their launches, how many have a time, whether its search has ended, and the fastest time. Then follow
-the ends of the finals. Requests are not in a journal: a trial counts as requested a second before the first of its
-builds began.
+A record (`tests/data/time_left`, H100, 2026-11-25, and H200, 2026-11-26, two runs at a time on one host) has, twice a
+second of the screening, the builds done and requested, and of each problem with a change: trials with a result, those
+requested, the microseconds of their launches, how many have a time, whether its search has ended, and the fastest time.
+Then follow the ends of the finals. Requests are not in a journal: a trial counts as requested a second before the first
+of its builds began. `first_launches` (problem, seconds): those in which a library compiled, from gaps between results.
 """
 
 import json
 import lzma
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -28,9 +29,11 @@ from gemmpipe.stages.engine.expected import compile_seconds, compiled_share
 from gemmpipe.stages.finals_cost import ExpectedFinal, FinalsCost, between_us, expected_s
 from gemmpipe.stages.finals_work import FinalsWork
 from gemmpipe.stages.screen.work import WorkEstimate
+from gemmpipe.stages.select import Select
 
 TIMER = Timer(warmup=5, iters=101, rounds=30, budget_ms=250)
 BENCH = Bench(err_ratio=0.05, max_foreign_pct=10, timer=TIMER)
+SELECT = Select(min_improvement_pct=1, max_extra_weight_pct=0, tie_pct=2, prefer={})
 H100 = Device(
     kind="cuda",
     index=0,
@@ -41,6 +44,7 @@ H100 = Device(
     cache_bytes=52428800,
     warp_size=32,
 )
+H200 = replace(H100, name="NVIDIA H200", cache_bytes=62914560)
 KEEP, ENGINE_KEEP = 20, 8
 
 
@@ -51,6 +55,7 @@ class RecordedRun:
         rows = [json.loads(line) for line in lzma.decompress(path.read_bytes()).decode().splitlines()]
         self.head, self._rows, self.end = rows[0], rows[1:-1], float(rows[-1]["t"])
         self._family: Family = load_family(self.head["kernel"])
+        self._device = H200 if self.head.get("device") == "H200" else H100
         self._problems = [self._problem(key) for key in self.head["problems"]]
         self._finals = [self._problem(f["problem"]) for f in self.head["finals"]]
         self._fastest: dict[str, float] = {}
@@ -65,15 +70,18 @@ class RecordedRun:
             for i, problem in enumerate(self._problems)
         ]
         search: Search = EXHAUSTIVE if self.head["engine"] else default_search()
-        self._screening = WorkEstimate(self._problems, self._family, search, H100, KEEP)
+        self._screening = WorkEstimate(self._problems, self._family, search, self._device, KEEP)
 
     def _problem(self, key: dict[str, Any] | int) -> Problem:
         key = self.head["problems"][key] if isinstance(key, int) else key
         return self._family.problem(tuple(key.items()))
 
     def _costs(self, *, all_rounds: bool) -> list[FinalsCost]:
+        device = self._device
         return [
-            FinalsCost(family=self._family, spec=self._family.spec(p), timer=TIMER, device=H100, all_rounds=all_rounds)
+            FinalsCost(
+                family=self._family, spec=self._family.spec(p), timer=TIMER, device=device, all_rounds=all_rounds
+            )
             for p in self._finals
         ]
 
@@ -81,17 +89,18 @@ class RecordedRun:
         """(seconds since the start, seconds left as the run states them)."""
         progress = RunProgress(0.0)
         engine, compare = self.head["engine"], self.head["pipeline"] == "compare"
+        end_s = len(self._problems) * SELECT.usual_s(self._device)
         always = engine or compare
         usual_s = len(self._problems) * BENCH.usual_s(H100)
         expected, compile_s = self._expected_finals(always), 0.0
         if engine:
             processes = 16
             compile_s = compile_seconds(sum(f.finalists for f in expected) // processes)
-            progress.take(Event(kind="step", text="engine", done=4, total=6), 0.0)
+            progress.take(Event(kind="step", text="engine", done=4, total=6, rest_s=end_s), 0.0)
         elif compare:
-            progress.take(Event(kind="step", text="lineup", done=2, total=4, rest_s=usual_s), 0.0)
+            progress.take(Event(kind="step", text="lineup", done=2, total=4, rest_s=usual_s + end_s), 0.0)
         else:
-            progress.take(Event(kind="step", text="screen", done=2, total=6, rest_s=usual_s), 0.0)
+            progress.take(Event(kind="step", text="screen", done=2, total=6, rest_s=usual_s + end_s), 0.0)
         if not compare:
             rest_s = compile_s + expected_s(expected, {}, BENCH.usual_s(H100)) if engine else 0.0
             progress.take(Event(kind="stage", text="screen", unit="trials", rest_s=rest_s), 0.0)
@@ -111,8 +120,10 @@ class RecordedRun:
                 if engine:
                     yield from self._compiling(progress, begins, expected_s(expected, self._fastest, 0.0))
                 else:
-                    progress.take(Event(kind="step", text="bench", done=3, total=6), begins)
-                progress.take(Event(kind="stage", text="bench", total=len(self._finals), unit="problems"), begins)
+                    progress.take(Event(kind="step", text="bench", done=3, total=6, rest_s=end_s), begins)
+                stage = Event(kind="stage", text="bench", total=len(self._finals), unit="problems")
+                # The finals of this comparison compiled kernels, which comparisons do before since then.
+                progress.take(replace(stage, expected_s=0.0 if compare else finals.expected_s), begins)
                 for second in range(max(1, math.ceil(2 * (now - begins)))):  # the stage looks twice a second
                     progress.take(finals.event(None), begins + second / 2)
                     yield begins + second / 2, progress.left_s(begins + second / 2)
@@ -148,9 +159,15 @@ class RecordedRun:
             state.timed_us, state.timed_count = timed_us, timed_count
             if timed_count or finished:
                 self._fastest[state.problem.id] = fastest if timed_count else math.inf
+        for place, seconds in row.get("first_launches", ()):
+            self._screening.take_first_launches(self._problems[place].id, seconds)
         states: Any = [self._states[i] for i in self.head["listed"][: row["listed"]]]
         work = self._screening.measure(
-            states, searching=bool(row["searching"]), built=row["built"], requested=row["requested"]
+            states,
+            searching=bool(row["searching"]),
+            built=row["built"],
+            requested=row["requested"],
+            now=float(row["t"]),
         )
         return Event(kind="progress", done=work.done, total=work.expected, share=work.share)
 
@@ -178,6 +195,10 @@ class _Finals:
         costs = dict(zip(self._names, run._costs(all_rounds=always), strict=True))
         by_name = cast(Any, dict(zip(self._names, rows, strict=True)))
         self._work = FinalsWork(by_name, self._pending, costs, run.expected_us())
+
+    @property
+    def expected_s(self) -> float:
+        return self._work.total_s
 
     def event(self, done: int | None) -> Event:
         if done is not None:

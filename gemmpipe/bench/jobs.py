@@ -30,6 +30,10 @@ RUNNING_SEVERAL = -2
 LONG_LAUNCH_US = 20_000.0  # a first launch this long is a sample itself: its loading time is comparatively small
 
 
+FIRST_LAUNCH = "first_launch"
+"""The purpose under which a worker accounts for the first launches of the candidates of a screening job."""
+
+
 class DeviceContextLost(Exception):
     """The device's context is lost, and this process must end; the trials of the job so far are valid."""
 

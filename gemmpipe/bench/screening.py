@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from gemmpipe.bench.jobs import (
+    FIRST_LAUNCH,
     LONG_LAUNCH_US,
     RUNNING_SEVERAL,
     SETTING_UP,
@@ -66,7 +67,7 @@ class ScreenJob(Job):
             for index in range(min(setup.sets, len(self.requests) + max(r.launches for r in self.requests))):
                 setup.inputs(index), setup.weights(index), setup.out(index)
             context.clock.synchronize()
-        with context.timed("first_launch"):
+        with context.timed(FIRST_LAUNCH):
             ready = self._first_launches(context, setup, trials)
         with context.timed("screening"):
             context.in_flight.begin(RUNNING_SEVERAL if len(self.requests) > 1 else 0)

@@ -33,6 +33,8 @@ class Event:
     rest_s: float = 0.0
     """With `step`: the expected seconds of the stages that follow with the same problems; with `stage` and `rest`: of
     those that follow in the same step, or how much more the stages that follow take than the step has said."""
+    expected_s: float = 0.0
+    """With `stage`: the seconds that its work is expected to take, before any of it is done; 0: not known."""
     later: float = 0.0
     """With `step`: the problems of later batches over those of this one."""
     number: int = 1
@@ -56,6 +58,7 @@ class Events:
         share: float | None = None,
         left_s: float | None = None,
         rest_s: float = 0.0,
+        expected_s: float = 0.0,
         later: float = 0.0,
         number: int = 1,
     ) -> None:
@@ -69,6 +72,7 @@ class Events:
             share=share,
             left_s=left_s,
             rest_s=rest_s,
+            expected_s=expected_s,
             later=later,
             number=number,
         )

@@ -38,6 +38,8 @@ class JobResult:
     job: Job
     trials: tuple[Trial, ...]
     complete: bool = True
+    first_launch_s: float = 0.0
+    """Seconds of the first launches of its candidates: a library may compile in one."""
 
 
 @dataclass(kw_only=True)

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from gemmpipe.bench import worker
 from gemmpipe.bench.forkserver import EXIT_UNKNOWN, RETRY_PAUSES_S, ForkedProcess, forkserver
-from gemmpipe.bench.jobs import SETTING_UP, InFlight, Job, ProbeJob
+from gemmpipe.bench.jobs import FIRST_LAUNCH, SETTING_UP, InFlight, Job, ProbeJob
 from gemmpipe.bench.worker import WorkerConfig, WorkerReply
 from gemmpipe.core.data import Candidate, Status, Trial
 from gemmpipe.core.errors import EnvironmentProblem
@@ -365,7 +365,9 @@ class WorkerSupervisor:
             self._failed_starts = 0
             self._usage.ready_at = self._usage.ready_at or time.monotonic()
             return []
-        return self._queue.finished(self._sent.popleft(), reply.trials)
+        first_launch_s = reply.spent_s.get(FIRST_LAUNCH, 0.0)
+        results = self._queue.finished(self._sent.popleft(), reply.trials)
+        return [replace(result, first_launch_s=first_launch_s) for result in results]
 
     def _account(self, reply: WorkerReply) -> None:
         if self._ready:

@@ -10,7 +10,7 @@ _MIN_GAIN = 0.02  # of a stage's work that must be done before its rate is known
 _MOST_SLOWER = 3.0  # times the rate so far, as which the work that is left is taken while a result is late
 _ALL_DONE = 0.99
 _ENDING_S = 0.5  # an estimate below it says nothing
-_TRUSTED = 0.5  # of a stage's work, after which the estimate from before the stage no longer counts
+_TRUSTED = 0.5  # of a stage's work or expected time, after which the estimate from before it no longer counts
 
 
 class RemainingTime:
@@ -95,6 +95,8 @@ class RunProgress:
             self._begin(event.text, now)
             self.total, self.unit, self._step_rest_s = event.total, event.unit, event.rest_s
             self._remaining = RemainingTime(now)
+            if event.expected_s and self._expected_end is None:
+                self._expected_end = now + self._with_later_s(event.expected_s, now)
         elif event.kind == "progress":
             self.done, self.total = event.done, event.total or self.total
             self.note = event.text
@@ -124,12 +126,16 @@ class RunProgress:
         before_s = max(0.0, self._expected_end - now) if self._expected_end is not None else None
         if stage_s is None or self.share is None:
             return before_s
-        batch_s = stage_s + self._step_rest_s + self._rest_s
-        left_s = batch_s + self._later * (now - self._batch_began + batch_s)
+        left_s = self._with_later_s(stage_s, now)
         if not before_s:  # none, or the time is over
             return left_s
         trust = min(1.0, self.share / _TRUSTED)
         return trust * left_s + (1 - trust) * before_s
+
+    def _with_later_s(self, stage_s: float, now: float) -> float:
+        """The seconds left of a stage, with those of the stages after it and of later batches, each as long as this."""
+        batch_s = stage_s + self._step_rest_s + self._rest_s
+        return batch_s + self._later * (now - self._batch_began + batch_s)
 
     def _of_run_now(self, now: float) -> float:
         """The share of the run that is done: the stage adds its part of what was left when it began.

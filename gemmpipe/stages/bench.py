@@ -107,9 +107,6 @@ class Bench(Stage):
         progress = _FinalsProgress(context)
         jobs = [progress.start(self._job(p, by_problem.get(p.id, []), context.finals)) for p in context.problems]
         total = len(jobs)
-        context.events.emit("stage", "bench", total=total, unit="problems", rest_s=context.later_s)
-        if budget is not None:
-            budget.begin_finals()
         costs = {
             p.id: self.cost(p, context, all_rounds=any(row["role"] in _ALWAYS_TIMED for row in by_problem[p.id]))
             for p in context.problems
@@ -117,6 +114,9 @@ class Bench(Stage):
         }
         work = FinalsWork(by_problem, progress.pending, costs, expected_times_us(tables, context.problems))
         fit = BudgetFit(budget, work, tables, context) if budget is not None else None
+        _emit_stage(work, total, context)
+        if budget is not None:
+            budget.begin_finals()
         libraries = {job.problem.id: job.library for job in jobs if job is not None}
         builds = _finals_builds([job for job in jobs if job is not None], ready, context)
         queue: list[Job] = []
@@ -161,6 +161,14 @@ class Bench(Stage):
             err_ratio=self.err_ratio,
             max_foreign_pct=self.max_foreign_pct,
         )
+
+
+def _emit_stage(work: FinalsWork, problems: int, context: Context) -> None:
+    """Notify the listeners that the finals begin, on a GPU with their expected time."""
+    expected_s = 0.0 if context.device.kind == "cpu" else work.total_s / len(context.pool.devices)
+    context.events.emit(
+        "stage", "bench", total=problems, unit="problems", rest_s=context.later_s, expected_s=expected_s
+    )
 
 
 def _text_now(pending: Collection[str], context: Context) -> str:

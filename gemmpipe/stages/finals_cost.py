@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 # 5 s, and up to 1.6 below. A comparison whose libraries compile in its finals takes three times as long.
 _CHECK_S, _CHECK_EXPERTS_S = 0.0023, 0.012
 """Seconds of a finalist's check and the capture of its graph, for each memory order."""
-_SETUP_S, _FLOPS_PER_S, _FLOPS_PER_S_EXPERTS = 0.03, 1.6e12, 5e12
+_SETUP_S, _FLOPS_PER_S, _FLOPS_PER_S_EXPERTS = 0.03, 1.4e12, 5e12
 """Operands and the fp32 reference of a problem: seconds, and its operations over those that they take."""
 _SHARE_OF_ROUNDS, _SHARE_OF_ALL_ROUNDS = 0.82, 0.7
 """Rounds of the finalists over those of the fastest, as others are eliminated: of races that end when they are decided,
@@ -28,6 +28,11 @@ _SLOWEST = 1.3  # a present configuration of an engine over the fastest
 _SPACER_US = 3.2  # a small kernel before each launch
 _SAMPLE_US, _MOST_LAUNCHES = 500.0, 64
 _CACHE_MULTIPLE, _MOST_SETS, _SETS_OF_EXPERTS = 3, 32, 8
+_CALL_S, _SHARE_OF_CALLS, _SET_BYTES_PER_S = 0.043, 0.88, 3.4e11
+"""Of a row that verify times through the runtime's function: seconds of its check and graphs for each memory order, the
+time of its rounds over that of all launches, and the bytes of a set of operands over the seconds that it takes. Fitted
+to 599 rows of six runs (H100 and H200, 2026-11-25 and 26): of each run's time they give 0.84 to 1.02 with the constants
+of the others."""
 _FIRST_US, _BYTES_PER_S, _OPS_PER_S = 5.0, 2e12, 4e14
 """The time of a launch of which nothing is known but its product, as a usual path of a library takes it."""
 
@@ -75,13 +80,17 @@ class FinalsCost:
         least = 2 if self.spec.experts is None else _SETS_OF_EXPERTS
         return max(least, min(_MOST_SETS, math.ceil(cached)))
 
+    def _launches_per_sample(self, us: float) -> int:
+        """Whole turns through the sets of operands."""
+        wanted = min(_MOST_LAUNCHES, max(self._sets, int(_SAMPLE_US / max(us, 1.0)) + 1))
+        return -(-wanted // self._sets) * self._sets
+
     def finalist_s(self, time_us: float | None) -> float:
         """The seconds of a finalist whose launch takes so long; None: as long as usual for the product."""
         us = self.typical_us if time_us is None else time_us
         if self.device.kind == "cpu":
             return cpu_finalist_s(0.0 if time_us is None else us, self.timer)
-        wanted = min(_MOST_LAUNCHES, max(self._sets, int(_SAMPLE_US / max(us, 1.0)) + 1))
-        per_sample = -(-wanted // self._sets) * self._sets
+        per_sample = self._launches_per_sample(us)
         # All that race to the end have as many rounds as the slowest of them affords.
         rounds = self.timer.rounds_for(us * (_SLOWEST if self.all_rounds else 1.0), per_sample)
         if not self.all_rounds:
@@ -90,6 +99,14 @@ class FinalsCost:
         share = _SHARE_OF_ALL_ROUNDS if self.all_rounds else _SHARE_OF_ROUNDS
         timed_s = rounds * per_sample * (share * us + _SPACER_US) / 1e6
         return len(self.spec.x_scale_orders) * (check_s + timed_s)
+
+    def call_s(self, time_us: float | None) -> float:
+        """The seconds of a row that verify times on a GPU: its launch and calls of the runtime's function, in turns."""
+        us = self.typical_us if time_us is None else time_us
+        per_sample = self._launches_per_sample(us)
+        timed_s = 2 * self.timer.rounds_for(us, per_sample) * per_sample * us / 1e6
+        sets_s = self._sets * self.family.bytes_moved(self.spec) / _SET_BYTES_PER_S
+        return sets_s + len(self.spec.x_scale_orders) * (_CALL_S + _SHARE_OF_CALLS * timed_s)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,6 +6,7 @@ budget. Such a job is shortened to the finalists that fit before it is sent, or 
 
 from collections import Counter
 from collections.abc import Collection, Hashable, Mapping, MutableMapping, MutableSequence, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gemmpipe.bench.jobs import LONG_LAUNCH_US, Job
@@ -41,8 +42,14 @@ class FinalsWork:
         self._costs_s: dict[str, dict[str, float]] = {}
         """By problem id, then candidate id."""
         for name in pending:
-            times_us = {str(row["candidate"]): _time_us(row["us"], expected.get(name)) for row in rows.get(name, ())}
-            self._costs_s[name] = {each: costs[name].finalist_s(us) for each, us in times_us.items()}
+            cost, decided = costs[name], replace(costs[name], all_rounds=False)
+            self._costs_s[name] = {
+                # A library that is slower leaves the race early, whatever the others do.
+                str(row["candidate"]): (decided if row.get("role") == "library" else cost).finalist_s(
+                    _time_us(row["us"], expected.get(name))
+                )
+                for row in rows.get(name, ())
+            }
         self._total_s = self._left_s(pending)
 
     def cost_s(self, problem: str, candidates: Collection[Candidate]) -> float:
@@ -52,6 +59,11 @@ class FinalsWork:
     def leave_out(self, problem: str, candidates: Collection[Candidate]) -> None:
         """Removes finalists from the work: they are not timed."""
         self._total_s -= self.cost_s(problem, candidates)
+
+    @property
+    def total_s(self) -> float:
+        """The time of all of it."""
+        return self._total_s
 
     def share(self, pending: Mapping[str, Collection[Candidate]]) -> float | None:
         """The share of the work that is done; `pending`: open finalists by problem id. None without work."""

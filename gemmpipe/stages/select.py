@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from gemmpipe.backends import library_backends
 from gemmpipe.core import schema
-from gemmpipe.core.data import FINALS, NOISY, Bucket, Candidate, Problem
+from gemmpipe.core.data import FINALS, NOISY, Bucket, Candidate, Device, Problem
 from gemmpipe.core.errors import UserError, check_at_least, suggest_or_list
 from gemmpipe.core.events import counted, verb
 from gemmpipe.family import GemmSpec
@@ -48,6 +48,10 @@ class Select(Stage):
         for label in self.prefer:
             if label not in known:
                 raise UserError(f"stages.select.prefer.{label}: no such backend{suggest_or_list(label, known)}")
+
+    def usual_s(self, device: Device) -> float:
+        """With the stages after it and the tables of the run: 0.2 to 1.2 s for 6 to 100 problems (H100, 2026-11-25)."""
+        return 0.01
 
     def run(self, tables: "dict[str, pd.DataFrame]", context: Context) -> "dict[str, pd.DataFrame]":
         """Returns the selections of the problems and of the formats' buckets, and what more memory would gain."""

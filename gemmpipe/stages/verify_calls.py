@@ -4,7 +4,7 @@ The same rounds time the bare launch of the row's candidate, so that the ratio i
 """
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
@@ -17,7 +17,7 @@ from gemmpipe.core import schema
 from gemmpipe.core.data import TIMED, Candidate, Device, Problem, Status, Trial
 from gemmpipe.core.events import counted
 from gemmpipe.executors import BuildResult, JobResult, drain_on_interrupt
-from gemmpipe.family import load_family
+from gemmpipe.family import Family, load_family
 from gemmpipe.family.dtypes import SCALE_ORDERS
 from gemmpipe.runtime.single_table import (
     EntryPointCall,
@@ -28,6 +28,7 @@ from gemmpipe.runtime.single_table import (
 )
 from gemmpipe.stages import POLL_S, Context, Stage
 from gemmpipe.stages.dispatch import dispatch_jobs
+from gemmpipe.stages.finals_cost import FinalsCost
 from gemmpipe.stages.rows import candidate_of
 
 if TYPE_CHECKING:
@@ -202,16 +203,23 @@ class VerifyCalls(Stage):
         if not 0 < self.err_ratio <= 1:
             raise ValueError(f"err_ratio={self.err_ratio:g}, expected above 0 and at most 1")
 
-    def usual_s(self, device: Device) -> float:
-        """From 17.4 s for 136 rows (H200, 2026-11-23); on a CPU it varies too much for an estimate."""
-        return 0.0 if device.kind == "cpu" else 0.13
+    def cost(self, problem: Problem, family: Family, device: Device) -> FinalsCost:
+        """What timing a row of this problem costs."""
+        return FinalsCost(family=family, spec=family.spec(problem), timer=self.timer, device=device)
+
+    def expected_s(self, context: Context) -> float:
+        """Of a row of each problem, by its product; on a CPU it varies too much for an estimate."""
+        if context.device.kind == "cpu":
+            return 0.0
+        each_s = (self.cost(problem, context.family, context.device).call_s(None) for problem in context.problems)
+        return sum(each_s) / len(context.pool.devices)
 
     def run(self, tables: "dict[str, pd.DataFrame]", context: Context) -> "dict[str, pd.DataFrame]":
         """Returns `called`: a row per problem, candidate and layout, or with the error (`schema.CALLED`)."""
         import pandas as pd
 
         jobs = list(self._jobs(tables, context))
-        trials = _run(jobs, _costs_s(tables), context)
+        trials = _run(jobs, self._costs_s(tables, context), context)
         if context.cpu_budget is not None:
             jobs = [job for job in jobs if job.problem.id not in context.cpu_budget.left]
         rows = [row for job in jobs for row in _rows(job, trials.get((job.problem.id, job.candidate), []))]
@@ -219,6 +227,17 @@ class VerifyCalls(Stage):
         text = f"{CALLED}: {counted(len(jobs), 'row')}"
         context.events.emit("line", text if rows or not jobs else f"{text}, no function in gemmpipe.runtime")
         return {"called": frame}
+
+    def _costs_s(self, tables: "dict[str, pd.DataFrame]", context: Context) -> dict[tuple[str, str], float]:
+        """By problem and candidate id, the expected seconds of a job, by the time in the finals."""
+        finals = tables["trials"][tables["trials"]["us"].notna()]
+        times_us = {
+            (str(p), str(c)): float(us) for p, c, us in finals[["problem", "candidate", "us"]].itertuples(index=False)
+        }
+        if context.device.kind == "cpu":
+            return {pair: _LAUNCHES_ON_CPU * us / 1e6 for pair, us in times_us.items()}
+        costs = {problem.id: self.cost(problem, context.family, context.device) for problem in context.problems}
+        return {pair: costs[pair[0]].call_s(us) for pair, us in times_us.items() if pair[0] in costs}
 
     def _jobs(self, tables: "dict[str, pd.DataFrame]", context: Context) -> Iterator[CallJob]:
         """One job for each row with a winner that was timed in the finals."""
@@ -254,15 +273,6 @@ _LAUNCHES_ON_CPU = 12
 """Launches of a check of a call, if they are long: set-up, check, three launches, three rounds of call and launch."""
 
 
-def _costs_s(tables: "dict[str, pd.DataFrame]") -> dict[tuple[str, str], float]:
-    """By problem and candidate id, the time of a job on a CPU in seconds, by the time in the finals."""
-    finals = tables["trials"][tables["trials"]["us"].notna()]
-    return {
-        (str(p), str(c)): _LAUNCHES_ON_CPU * float(us) / 1e6
-        for p, c, us in finals[["problem", "candidate", "us"]].itertuples(index=False)
-    }
-
-
 def _leave_late(queue: list[Job], costs_s: Mapping[tuple[str, str], float], context: Context) -> set[str]:
     """Removes jobs from the front that a budget for a CPU has no time for; returns their problems."""
     budget, left = context.cpu_budget, set[str]()
@@ -280,7 +290,7 @@ def _run(
 ) -> dict[tuple[str, Candidate], list[Trial]]:
     """The trials of each problem and candidate; those of an earlier session of the run are not timed again.
 
-    `costs_s`: by problem and candidate id, the time of a job on a CPU. The first of a run is never left out.
+    `costs_s`: by problem and candidate id, the expected seconds of a job. On a CPU the first of a run is never left.
     """
     found: dict[tuple[str, Candidate], list[Trial]] = {}
     for job in jobs:
@@ -304,7 +314,9 @@ def _run(
 
     budget = context.cpu_budget
     has_begun = bool(found) or (budget is not None and budget.passes > 1)
-    context.events.emit("stage", CALLED, total=total, unit="problems")
+    on_gpu, devices = context.device.kind != "cpu", len(context.pool.devices)
+    total_s = _open_s(open_, costs_s) if on_gpu else 0.0
+    context.events.emit("stage", CALLED, total=total, unit="problems", expected_s=total_s / devices)
     with drain_on_interrupt(context.pool, receive):
         while open_:
             if budget is not None and has_begun and (left := _leave_late(queue, costs_s, context)):
@@ -317,8 +329,14 @@ def _run(
             for message in context.pool.poll(POLL_S):
                 receive(message)
             context.check()
-            context.events.emit("progress", done=total - len(open_))
+            share = 1 - _open_s(open_, costs_s) / total_s if total_s else None
+            context.events.emit("progress", done=total - len(open_), share=share)
     return found
+
+
+def _open_s(open_: Iterable[tuple[str, tuple[Candidate, ...]]], costs_s: Mapping[tuple[str, str], float]) -> float:
+    """The expected seconds of these jobs."""
+    return sum(costs_s.get((name, candidate.id), 0.0) for name, candidates in open_ for candidate in candidates)
 
 
 def _rows(job: CallJob, trials: list[Trial]) -> Iterator[Mapping[str, object]]:

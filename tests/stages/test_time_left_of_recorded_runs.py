@@ -22,7 +22,16 @@ def test_from_a_quarter_of_a_run_on_the_time_left_is_known(path: Path) -> None:
         errors.append(abs(left_s - true_s) / true_s)
     assert len(errors) > 20
     assert sum(error <= 0.3 for error in errors) >= 0.74 * len(errors)
-    assert max(errors) < 0.6
+    assert max(errors) < (0.75 if "flashinfer" in path.name else 0.6)
+
+
+def test_kernels_that_a_library_compiles_in_first_launches_count_by_their_number() -> None:
+    """13 of 20 products wait 2.3 s each for FlashInfer on the GPU's worker: four times the true time was stated."""
+    run = RecordedRun(FOLDER / "h200_flashinfer_20.jsonl.xz")
+    stated = [(now, left_s) for now, left_s in run.estimates() if run.end / 4 < now < 0.6 * run.end]
+    assert len(stated) > 20
+    for now, left_s in stated:
+        assert left_s == pytest.approx(run.end - now, rel=0.35), now
 
 
 @pytest.mark.parametrize("name", ["vllm_experts_fp8_35", "vllm_experts_bf16_35"])

@@ -25,11 +25,12 @@ from gemmpipe.stages.bench import Bench
 from gemmpipe.stages.finals_cost import FinalsCost
 from gemmpipe.stages.finals_work import FinalsWork
 from gemmpipe.stages.screen.work import WorkEstimate
-from gemmpipe.stages.verify_calls import VerifyCalls
+from gemmpipe.stages.select import Select
 
 RECORD = Path(__file__).parents[1] / "data" / "h200_cold_run.jsonl.xz"
 TIMER = Timer(warmup=5, iters=101, rounds=30, budget_ms=250)
 BENCH = Bench(err_ratio=0.05, max_foreign_pct=10, timer=TIMER)
+SELECT = Select(min_improvement_pct=1, max_extra_weight_pct=0, tie_pct=2, prefer={})
 CANDIDATES = range(920)  # of each problem, about
 SCREEN_BEGINS, SEARCHES_END, FINALS_BEGIN = 5.2, 31.9, 33.9  # seconds since the command
 KEY = {"dtype": "float8_e4m3fn", "outdtype": "bfloat16", "x_scale": None}
@@ -63,6 +64,11 @@ class _Run:
         }
         self._finals = FinalsWork(cast(Any, dict(zip(ids, rows, strict=True))), self._pending, costs)
 
+    @property
+    def expected_s(self) -> float:
+        """Of the finals."""
+        return self._finals.total_s
+
     def screening(self, row: dict[str, Any]) -> Event:
         for place, (answered, pending, timed_us, timed_count, finished) in row["states"].items():
             state = self._states[int(place)]
@@ -70,7 +76,7 @@ class _Run:
             state.timed_us, state.timed_count = timed_us, timed_count
         states: Any = [self._states[i] for i in self._listed[: row["listed"]]]
         searching, built = row["t"] < SEARCHES_END, row["built"]  # what was requested is not in the journal
-        work = self._screening.measure(states, searching=searching, built=built, requested=built)
+        work = self._screening.measure(states, searching=searching, built=built, requested=built, now=row["t"])
         return Event(kind="progress", done=work.done, total=work.expected, share=work.share)
 
     def final(self, row: dict[str, Any] | None) -> Event:
@@ -84,15 +90,19 @@ class _Run:
 def _estimates(rows: list[dict[str, Any]], family: Family, device: Device) -> Iterator[tuple[float, float | None]]:
     """(seconds since the command, seconds left)."""
     run, progress, in_finals = _Run(rows[0], family, device), RunProgress(0.0), False
-    progress.take(Event(kind="step", text="screen", done=2, total=6, rest_s=72 * BENCH.usual_s(device)), SCREEN_BEGINS)
+    end_s = 72 * SELECT.usual_s(device)
+    finals_s = 72 * BENCH.usual_s(device)
+    progress.take(Event(kind="step", text="screen", done=2, total=6, rest_s=finals_s + end_s), SCREEN_BEGINS)
     progress.take(Event(kind="stage", text="screen", unit="trials"), SCREEN_BEGINS)
     for row in rows[1:-1]:
         if "states" in row:
             progress.take(run.screening(row), row["t"])
         elif not in_finals:
             in_finals = True
-            progress.take(Event(kind="step", text="bench", done=3, total=6), FINALS_BEGIN)
-            progress.take(Event(kind="stage", text="bench", total=72, unit="problems"), FINALS_BEGIN)
+            progress.take(Event(kind="step", text="bench", done=3, total=6, rest_s=end_s), FINALS_BEGIN)
+            expected_s = run.expected_s
+            stage = Event(kind="stage", text="bench", total=72, unit="problems", expected_s=expected_s)
+            progress.take(stage, FINALS_BEGIN)
             progress.take(run.final(None), FINALS_BEGIN)
             yield FINALS_BEGIN, progress.left_s(FINALS_BEGIN)
         if "done" in row:
@@ -107,8 +117,8 @@ def test_from_a_quarter_of_a_cold_run_on_the_time_left_is_known(blockscale: Fami
     assert len(later) > 150
     for now, left_s in later:
         assert left_s is not None, now
-        assert now + left_s == pytest.approx(end, rel=0.22), now
-        assert left_s == pytest.approx(end - now, rel=0.3, abs=3.5), now
+        assert now + left_s == pytest.approx(end, rel=0.15), now
+        assert left_s == pytest.approx(end - now, rel=0.3, abs=2.5), now
 
 
 def test_without_builds_the_trials_alone_count(blockscale: Family, h200: Device) -> None:
@@ -121,16 +131,3 @@ def test_without_builds_the_trials_alone_count(blockscale: Family, h200: Device)
     assert without.share is not None
     assert 0 < without.share < with_builds.share
     assert without.total == with_builds.total
-
-
-def test_the_calls_of_verify_count_while_its_finals_run(h200: Device) -> None:
-    """136 rows of the shipped table in two batches (H200, 2026-11-23): 17 s of 35.7 at 95 % of the first finals."""
-    rest_s = 96 * VerifyCalls(err_ratio=0.05, timer=TIMER).usual_s(h200)
-    progress = RunProgress(0.0)
-    progress.take(Event(kind="step", text="bench", done=3, total=5, rest_s=rest_s, later=40 / 96), 6.6)
-    progress.take(Event(kind="stage", text="bench", total=96, unit="problems"), 6.6)
-    for done, now in ((0, 6.6), (91, 17.0)):
-        progress.take(Event(kind="progress", done=done, total=96, share=done / 96), now)
-    left_s = progress.left_s(17.0)
-    assert left_s is not None
-    assert 17.0 + left_s == pytest.approx(35.7, rel=0.15)

@@ -179,6 +179,7 @@ class Scheduler:
 
     def _take_trials(self, message: JobResult) -> None:
         state = self.running_now = self._states[message.job.problem.id]
+        self._work.take_first_launches(state.problem.id, message.first_launch_s)
         trials = list(message.trials)
         if message.complete:
             received = {t.candidate for t in trials}

@@ -69,7 +69,8 @@ class Screen(Stage):
         bounds = bounds or Bounds(context.family.baseline, _unchecked_labels(context))
         if context.cpu_budget is not None:
             context.cpu_budget.bounds = bounds  # the next pass has more rows
-        work = WorkEstimate(context.problems, context.family, context.search, context.device, self.keep)
+        workers = len(context.pool.devices)
+        work = WorkEstimate(context.problems, context.family, context.search, context.device, self.keep, workers)
         # Its finalists are known but for those that problems of other M add: what these need compiles meanwhile.
         ahead = partial(self._compile_ahead, context=context)
         scheduler = Scheduler(context, search_pool, self.timer, bounds, work, _deadline(context), ahead)

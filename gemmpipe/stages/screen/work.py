@@ -26,11 +26,14 @@ _GPU_OVERHEAD_US, _CPU_OVERHEAD_US = 800.0, 20000.0
 is measured as soon as possible (20 to 200 ms depending on load, 2 cores of a server CPU, 2026-11)."""
 _CPU_WEIGHT_ROWS = 32
 """Rows of a product on a CPU that take as long as reading or converting its weight."""
-_BUILDS_PER_SQRT = 6.0
-"""Builds of a run over the square root of its trials, before it is measured: problems share builds (4.6 to 12 in 15
-runs on an H100, 2026-11-25; 5.5 on an H200)."""
+_BUILDS_PER_SQRT = 5.0
+"""Builds of a run over the square root of its trials, before it is measured: problems share builds (4.5 to 8.9 at the
+end of 11 runs, H100 and H200, 2026-11-25 and 26; 5 gives the best time left, as the first builds take longest)."""
 _LAST_WEIGHT, _FEW_SEARCHES, _BEGUN = 0.65, 8, 0.5
 """The last searches count with this weight where they are at most so many, and with less before so much is done."""
+_SLOW_FIRST_S, _MIN_SLOW = 0.5, 3
+"""Seconds of the first launches of a job from which on a library has compiled in one of them (they take milliseconds;
+FlashInfer's 2.3 s for each product, H200, 2026-11-26), and the number of such problems from which on they count."""
 _MEASURE_S = 0.2
 _MIN_TIMED = 3  # results of a problem before their mean counts
 _MIN_MEASURED = 3  # finished problems before their trials correct the expected number of the others
@@ -58,7 +61,15 @@ class ScreenWork:
 class WorkEstimate:
     """Estimates the work of a batch's searches from what they have done so far."""
 
-    def __init__(self, problems: Iterable[Problem], family: Family, search: Search, device: Device, keep: int) -> None:
+    def __init__(
+        self,
+        problems: Iterable[Problem],
+        family: Family,
+        search: Search,
+        device: Device,
+        keep: int,
+        workers: int = 1,
+    ) -> None:
         """`keep`: the number of finalists."""
         self._search, self._keep = search, keep
         self._relative = {p.id: relative_work(family.spec(p), device) for p in problems}
@@ -67,6 +78,9 @@ class WorkEstimate:
         self._overhead_us = _CPU_OVERHEAD_US if self._is_cpu else _GPU_OVERHEAD_US
         self._began = time.monotonic()
         """The last moment without a result: workers start before it."""
+        self._slow_first_s: dict[str, float] = {}
+        """By problem id, the seconds of its jobs with slow first launches."""
+        self._workers = workers
         self._due_at = 0.0
 
     def is_due(self) -> bool:
@@ -77,15 +91,29 @@ class WorkEstimate:
         self._due_at = now + _MEASURE_S
         return True
 
+    def take_first_launches(self, problem: str, seconds: float) -> None:
+        """Take the time of the first launches of a job."""
+        if seconds > _SLOW_FIRST_S:
+            self._slow_first_s[problem] = self._slow_first_s.get(problem, 0.0) + seconds
+
     def measure(
-        self, states: Collection[ProblemState], *, searching: bool, built: int = 0, requested: int = 0
+        self,
+        states: Collection[ProblemState],
+        *,
+        searching: bool,
+        built: int = 0,
+        requested: int = 0,
+        now: float | None = None,
     ) -> ScreenWork:
         """The work now; problems without a state are not listed yet. `searching` is False after the searches.
 
-        `built` of the `requested` builds are done; on a CPU there is none.
+        `built` of the `requested` builds are done; on a CPU there is none. `now`: on the monotonic clock.
         """
+        now = time.monotonic() if now is None else now
+        if not any(state.result_count for state in states):
+            self._began = now
         if self._is_cpu:
-            self._measure_overhead(states)
+            self._measure_overhead(states, now)
         planned = {state.problem.id: self._planned(state) for state in states}
         finished = [state for state in states if state.finished]
         factor = self._correction(finished, planned)
@@ -116,6 +144,7 @@ class WorkEstimate:
             asked = sum(state.result_count + state.pending for state in states)
             builds = _expected_builds(requested, asked, expected)
             share = _with_last_searches(_with_builds(share, built / builds), parts)
+            share = self._with_first_launches(share, sum(state.result_count > 0 for state in states), now)
         return ScreenWork(done=trials, expected=expected, share=share)
 
     def trials_left(self, state: ProblemState) -> int:
@@ -140,12 +169,25 @@ class WorkEstimate:
         others = {} if math.isinf(pace_us) else {name: [pace_us * work] * 2 for name, work in self._relative.items()}
         return sum(usual_finals_s(times_us.get(name, others.get(name, ()))) for name in self._relative)
 
-    def _measure_overhead(self, states: Collection[ProblemState]) -> None:
+    def _with_first_launches(self, share: float, begun: int, now: float) -> float:
+        """The same with the time of slow first launches, in which a library compiles: it is no pace of other trials.
+
+        `begun`: problems with a result. The others have as many slow ones; the slowest, in which libraries start, is
+        not expected again.
+        """
+        spent_s = now - self._began
+        if len(self._slow_first_s) < _MIN_SLOW or not 0 < share < 1 or spent_s <= 0:
+            return share
+        slow_s = sum(self._slow_first_s.values()) / self._workers
+        again_s = slow_s - max(self._slow_first_s.values()) / self._workers
+        left_s = (1 - share) / share * max(0.0, spent_s - slow_s)
+        left_s += again_s / max(1, begun - 1) * (len(self._relative) - begun)
+        return spent_s / (spent_s + left_s)
+
+    def _measure_overhead(self, states: Collection[ProblemState], now: float) -> None:
         """Update the overhead per trial: the time without launches, since one trial runs at a time on a CPU."""
-        now, results = time.monotonic(), sum(state.result_count for state in states)
-        if not results:
-            self._began = now
-        elif results >= _MIN_TIMED:
+        results = sum(state.result_count for state in states)
+        if results >= _MIN_TIMED:
             launches_us = sum(state.timed_us for state in states)
             self._overhead_us = max(0.0, 1e6 * (now - self._began) - launches_us) / results
 
