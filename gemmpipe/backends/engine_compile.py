@@ -4,6 +4,7 @@ A JIT function compiles at its first call, so that the finals would compile sequ
 tensors, with a target instead of a device and without launches, fills Triton's cache with the same entries.
 """
 
+import logging
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -39,7 +40,7 @@ class CompileCalls:
     def __call__(self) -> int:
         """Returns the number of calls that compiled; one that fails here fails in the finals too, with a reason."""
         done = 0
-        with compile_only_for(self.device):
+        with compile_only_for(self.device), _quiet_logs():
             for spec, knobs in self.calls:
                 try:
                     self.implementation.call_on_meta(spec, knobs)
@@ -47,6 +48,17 @@ class CompileCalls:
                 except Exception:  # noqa: BLE001 - the engine's code; the finals report it
                     continue
         return done
+
+
+@contextmanager
+def _quiet_logs() -> Iterator[None]:
+    """Within the block only errors are logged: engines name the file of each configuration, in every process."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        yield
+    finally:
+        logging.disable(before)
 
 
 @contextmanager

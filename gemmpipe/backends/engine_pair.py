@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from gemmpipe.backends import NO_SPACE, Backend
 from gemmpipe.backends.deepgemm import DeepGemm
+from gemmpipe.backends.engine_compile import empty_meta, scales_shape
 from gemmpipe.backends.engine_functions import GEMM_FUNCTIONS
 from gemmpipe.backends.vllm_cutlass import QUANTISE_BLOCKS, QUANTISE_ROWS, VllmCutlass, library_problem, operator
 from gemmpipe.core.data import Build, Device, Knobs
@@ -93,6 +94,23 @@ class EnginePair(Backend):
             return ()
         inner, inner_knobs = _inner(spec, DEEPGEMM, device)
         return inner.builds(quantised_spec(spec), inner_knobs, device)
+
+    def compiles_when_called(self, knobs: Knobs) -> bool:
+        """True for the engine's Triton function, which compiles at its first call for each configuration."""
+        return knobs.get("product") == TRITON
+
+    def call_on_meta(self, spec: GemmSpec, knobs: Knobs) -> None:
+        """Call that function on operands without memory, with the configuration that it looks up itself."""
+        from gemmpipe.family.operands import torch_dtype
+
+        inner = quantised_spec(spec)
+        if not self.compiles_when_called(knobs) or inner.x_scale is None or inner.w_scale is None:
+            raise ValueError(f"product: {self.label} {knobs.get('product')} does not compile when it is called")
+        x_scale = empty_meta((spec.m, ceil_div(spec.k, _BLOCK)), "float32")
+        x = Inputs(x=empty_meta((spec.m, spec.k), spec.w_dtype), x_scale=x_scale)
+        w_scale = empty_meta(scales_shape(inner.w_scale, spec.n, spec.k), inner.w_scale.dtype)
+        weights = Weights(w=empty_meta((spec.n, spec.k), spec.w_dtype), w_scale=w_scale)
+        _triton(self.label, x, weights, torch_dtype(spec.out_dtype))()
 
     def kernel_name(self, knobs: Knobs) -> str:
         """`vllm quantised deepgemm`."""

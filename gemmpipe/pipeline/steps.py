@@ -39,7 +39,7 @@ def finals_after(plan: Plan, stage: str, context: Context) -> Callable[[Mapping[
         return None
     bench = plan.stages[benches[0]]
     assert isinstance(bench, Bench)
-    counted_s, finals_s = bench.expected_s(context), bench.finals_s(context)
+    counted_s, finals_s = bench.expected_s(context), bench.finals_s(context, compared=plan.stages[stage].is_comparison)
     return lambda fastest_us, finalists: finals_s(fastest_us, finalists) - counted_s
 
 

@@ -247,6 +247,8 @@ class Stage(ABC):
     """True if `cpu_budget_s` limits it and the device stages after it."""
     cpu_budget_share: ClassVar[float] = 0.0
     """The share of the time for finals, within `cpu_budget_s`, that is kept for it."""
+    is_comparison: ClassVar[bool] = False
+    """True if the finals after it time the entries of a comparison, all of them in all rounds."""
     accumulates: ClassVar[tuple[str, ...]] = ()
     """Tables that it gets with the rows of all batches so far; the tables that it gives then cover all of them too."""
 

@@ -61,9 +61,12 @@ class Bench(Stage):
         """
         return usual_finals_s(()) if device.kind == "cpu" else 0.08 + 0.0067 * self.timer.rounds
 
-    def finals_s(self, context: Context) -> Callable[[Mapping[str, float], int], float]:
-        """The expected seconds of the finals on a GPU, as `Context.finals_s` has them."""
+    def finals_s(self, context: Context, *, compared: bool = False) -> Callable[[Mapping[str, float], int], float]:
+        """The expected seconds of the finals on a GPU, as `Context.finals_s` has them; of a comparison: `compared`."""
         usual_s, devices = self.usual_s(context.device), len(context.pool.devices)
+        if compared:
+            costs = [self.cost(problem, context, all_rounds=True) for problem in context.problems]
+            return lambda _, entries: sum(c.setup_s + entries * c.entry_s(None) for c in costs) / devices
 
         @cache
         def finals(finalists: int) -> list[ExpectedFinal]:

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 # 5 s, and up to 1.6 below. A comparison whose libraries compile in its finals takes three times as long.
 _CHECK_S, _CHECK_EXPERTS_S = 0.0023, 0.012
 """Seconds of a finalist's check and the capture of its graph, for each memory order."""
+_ENTRY_S = 0.01
+"""Seconds of the first launch of an entry of a comparison, for each memory order, beyond that of a finalist that was
+screened: 0.006 and 0.013 in two comparisons of 56 and 112 products (H100 and H200, 2026-11)."""
 _SETUP_S, _FLOPS_PER_S, _FLOPS_PER_S_EXPERTS = 0.03, 1.4e12, 5e12
 """Operands and the fp32 reference of a problem: seconds, and its operations over those that they take."""
 _SHARE_OF_ROUNDS, _SHARE_OF_ALL_ROUNDS = 0.82, 0.7
@@ -99,6 +102,11 @@ class FinalsCost:
         share = _SHARE_OF_ALL_ROUNDS if self.all_rounds else _SHARE_OF_ROUNDS
         timed_s = rounds * per_sample * (share * us + _SPACER_US) / 1e6
         return len(self.spec.x_scale_orders) * (check_s + timed_s)
+
+    def entry_s(self, time_us: float | None) -> float:
+        """The seconds of an entry of a comparison, which no screening has loaded."""
+        first_s = 0.0 if self.device.kind == "cpu" else len(self.spec.x_scale_orders) * _ENTRY_S
+        return first_s + self.finalist_s(time_us)
 
     def call_s(self, time_us: float | None) -> float:
         """The seconds of a row that verify times on a GPU: its launch and calls of the runtime's function, in turns."""

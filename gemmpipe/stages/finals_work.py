@@ -42,13 +42,8 @@ class FinalsWork:
         self._costs_s: dict[str, dict[str, float]] = {}
         """By problem id, then candidate id."""
         for name in pending:
-            cost, decided = costs[name], replace(costs[name], all_rounds=False)
             self._costs_s[name] = {
-                # A library that is slower leaves the race early, whatever the others do.
-                str(row["candidate"]): (decided if row.get("role") == "library" else cost).finalist_s(
-                    _time_us(row["us"], expected.get(name))
-                )
-                for row in rows.get(name, ())
+                str(row["candidate"]): _finalist_s(row, costs[name], expected.get(name)) for row in rows.get(name, ())
             }
         self._total_s = self._left_s(pending)
 
@@ -71,6 +66,15 @@ class FinalsWork:
 
     def _left_s(self, pending: Mapping[str, Collection[Candidate]]) -> float:
         return sum(self._setup_s[name] + self.cost_s(name, candidates) for name, candidates in pending.items())
+
+
+def _finalist_s(row: Row, cost: FinalsCost, expected_us: float | None) -> float:
+    """The expected seconds of a row of the shortlist."""
+    time_us, role = _time_us(row["us"], expected_us), row.get("role")
+    if role in ("compared", "unlike"):
+        return cost.entry_s(time_us)
+    # A library that is slower leaves the race early, also where a present choice runs all rounds.
+    return (replace(cost, all_rounds=False) if role == "library" else cost).finalist_s(time_us)
 
 
 def _time_us(cell: object, otherwise: float | None) -> float | None:

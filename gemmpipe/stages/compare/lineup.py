@@ -20,6 +20,7 @@ from gemmpipe.formats.engine_json import EngineJson, Sglang, Vllm
 from gemmpipe.runtime.tables import load_tables
 from gemmpipe.stages import POLL_S, Context, Stage
 from gemmpipe.stages.compare import entries
+from gemmpipe.stages.compare.ahead import compile_entries
 from gemmpipe.stages.compare.entries import LineupEntry
 from gemmpipe.stages.dispatch import dispatch_jobs
 from gemmpipe.stages.history import native_tables
@@ -85,6 +86,7 @@ class Lineup(Stage):
     needs: ClassVar[tuple[str, ...]] = ("problems",)
     gives: ClassVar[tuple[str, ...]] = ("shortlist", "lineup")
     uses_device: ClassVar[bool] = True
+    is_comparison: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         _files(self.vllm, "vllm"), _files(self.sglang, "sglang")
@@ -121,7 +123,8 @@ class Lineup(Stage):
                 these += entries.engine_entries(name, files, engine_format, listing, context)
             found[listing.problem.id] = these
             builds |= {b.id: b for entry in these for b in _builds(entry, listing, context)}
-        _compile(list(builds.values()), context)
+        candidates = {each.problem: [e.candidate for e in found[each.problem.id] if e.candidate] for each in listings}
+        compile_entries(list(builds.values()), candidates, _more_finals_s(found, context), context)
         for problem, entry in _autotune_entries(listings, context):
             found[problem].append(entry)
         return {
@@ -197,15 +200,12 @@ def _builds(entry: LineupEntry, listing: CandidateList, context: Context) -> tup
     return finals_form(implementation).builds(listing.spec, candidate.knobs, context.device)
 
 
-def _compile(builds: list[Build], context: Context) -> None:
-    """Compiles in parallel into the cache; a failed build fails again when it is launched."""
-    for build in builds:
-        context.pool.compile(build)
-    left = len(builds)
-    with drain_on_interrupt(context.pool, lambda message: None):
-        while left:
-            context.check()
-            left -= sum(isinstance(message, BuildResult) for message in context.pool.poll(POLL_S))
+def _more_finals_s(found: Mapping[str, Sequence[LineupEntry]], context: Context) -> float:
+    """How much longer the finals take than the step has said, now that their entries are known."""
+    if context.finals_s is None:
+        return 0.0
+    timed = sum(entry.candidate is not None for these in found.values() for entry in these)
+    return context.finals_s({}, round(timed / max(1, len(found))))
 
 
 def _autotune_entries(listings: Sequence[CandidateList], context: Context) -> Iterator[tuple[str, LineupEntry]]:
