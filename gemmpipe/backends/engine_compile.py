@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from gemmpipe.core.data import Device, Knobs
 from gemmpipe.core.spec import GemmSpec, Scaling
@@ -27,6 +27,14 @@ class MetaCallable(Protocol):
 
     def call_on_meta(self, spec: GemmSpec, knobs: Knobs) -> None:
         """Call the engine's function on `meta` tensors."""
+
+
+@runtime_checkable
+class CompilesWhenCalled(MetaCallable, Protocol):
+    """An implementation that calls an engine's function, which compiles at its first call for each configuration."""
+
+    def compiles_when_called(self, spec: GemmSpec, knobs: Knobs) -> bool:
+        """True if `call_on_meta` compiles what a launch would."""
 
 
 @dataclass(frozen=True, kw_only=True)

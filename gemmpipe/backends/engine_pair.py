@@ -95,8 +95,8 @@ class EnginePair(Backend):
         inner, inner_knobs = _inner(spec, DEEPGEMM, device)
         return inner.builds(quantised_spec(spec), inner_knobs, device)
 
-    def compiles_when_called(self, knobs: Knobs) -> bool:
-        """True for the engine's Triton function, which compiles at its first call for each configuration."""
+    def compiles_when_called(self, spec: GemmSpec, knobs: Knobs) -> bool:
+        """True for the engine's Triton function."""
         return knobs.get("product") == TRITON
 
     def call_on_meta(self, spec: GemmSpec, knobs: Knobs) -> None:
@@ -104,7 +104,7 @@ class EnginePair(Backend):
         from gemmpipe.family.operands import torch_dtype
 
         inner = quantised_spec(spec)
-        if not self.compiles_when_called(knobs) or inner.x_scale is None or inner.w_scale is None:
+        if not self.compiles_when_called(spec, knobs) or inner.x_scale is None or inner.w_scale is None:
             raise ValueError(f"product: {self.label} {knobs.get('product')} does not compile when it is called")
         x_scale = empty_meta((spec.m, ceil_div(spec.k, _BLOCK)), "float32")
         x = Inputs(x=empty_meta((spec.m, spec.k), spec.w_dtype), x_scale=x_scale)

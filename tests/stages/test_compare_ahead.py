@@ -12,12 +12,13 @@ from stage_contexts import stage_context
 
 from gemmpipe.backends import engine_functions
 from gemmpipe.backends.engine_compile import CompileCalls
+from gemmpipe.backends.engine_function import SglangFunction
 from gemmpipe.backends.engine_pair import SglangPair
 from gemmpipe.cli.main import main
 from gemmpipe.core.data import Build, BuildFacts, Candidate, Problem
 from gemmpipe.core.device import arch_device, cpu_device
 from gemmpipe.executors import BuildResult
-from gemmpipe.family import KernelDefaults, load_family
+from gemmpipe.family import Family, KernelDefaults, load_family
 from gemmpipe.sources.inline import InlineShapes
 from gemmpipe.stages.compare.ahead import BuildsWork, engine_tasks
 
@@ -83,9 +84,9 @@ def sglang_like(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Non
     engine_functions._import_module.cache_clear()
 
 
-def _problems(*items: tuple[int, int, int]) -> list[Problem]:
+def _problems(*items: tuple[int, int, int], family: Family = FAMILY) -> list[Problem]:
     words = KernelDefaults(dtype=None, out_dtype=None, bias=None)
-    return InlineShapes(items=[[*item] for item in items]).problems(FAMILY, words, H200.gfx)
+    return InlineShapes(items=[[*item] for item in items]).problems(family, words, H200.gfx)
 
 
 def _build(kernel: str, number: int) -> Build:
@@ -131,6 +132,11 @@ def test_an_engines_function_is_compiled_with_the_configuration_that_it_looks_up
     failing = (calls[0][0], DEEPGEMM.knobs)
     assert CompileCalls(implementation=SglangPair(), device=H200, calls=[failing, *calls])() == 3
     assert len(list((tmp_path / "cache").glob("*/scaled_product.cubin"))) == 3, "M = 1, 16 and 64"
+    family = load_family("a8w8_blockscale")
+    (problem,) = _problems((64, 128, 1024), family=family)
+    task = CompileCalls(implementation=SglangFunction(), device=H200, calls=[(family.spec(problem), {})])
+    assert task() == 1
+    assert SglangFunction().compiles_when_called(family.spec(problem), {})
 
 
 @pytest.mark.e2e

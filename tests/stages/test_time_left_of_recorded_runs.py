@@ -6,7 +6,8 @@ import pytest
 from recorded_run import RecordedRun
 
 FOLDER = Path(__file__).parents[1] / "data" / "time_left"
-TUNED = sorted(path for path in FOLDER.glob("*.xz") if not path.name.startswith("compare"))
+OTHERS = ("compare_56", "h200_flashinfer_20")
+TUNED = sorted(path for path in FOLDER.glob("*.xz") if path.name.partition(".")[0] not in OTHERS)
 
 
 @pytest.mark.parametrize("path", TUNED, ids=lambda path: path.name.partition(".")[0])
@@ -22,16 +23,18 @@ def test_from_a_quarter_of_a_run_on_the_time_left_is_known(path: Path) -> None:
         errors.append(abs(left_s - true_s) / true_s)
     assert len(errors) > 20
     assert sum(error <= 0.3 for error in errors) >= 0.74 * len(errors)
-    assert max(errors) < (0.75 if "flashinfer" in path.name else 0.6)
+    assert max(errors) < 0.6
 
 
 def test_kernels_that_a_library_compiles_in_first_launches_count_by_their_number() -> None:
-    """13 of 20 products wait 2.3 s each for FlashInfer on the GPU's worker: four times the true time was stated."""
-    run = RecordedRun(FOLDER / "h200_flashinfer_20.jsonl.xz")
-    stated = [(now, left_s) for now, left_s in run.estimates() if run.end / 4 < now < 0.6 * run.end]
-    assert len(stated) > 20
-    for now, left_s in stated:
-        assert left_s == pytest.approx(run.end - now, rel=0.35), now
+    """13 of 20 products wait 2.3 s each for FlashInfer on the GPU's worker: up to six times the time was stated."""
+    run, errors = RecordedRun(FOLDER / "h200_flashinfer_20.jsonl.xz"), []
+    for now, left_s in run.estimates():
+        if run.end / 4 < now < run.end - 5:
+            assert left_s is not None, now
+            errors.append(abs(left_s - (run.end - now)) / (run.end - now))
+    assert sum(error <= 0.35 for error in errors) > 0.7 * len(errors)
+    assert max(errors) < 0.75
 
 
 @pytest.mark.parametrize("name", ["vllm_experts_fp8_35", "vllm_experts_bf16_35"])

@@ -9,8 +9,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 
-from gemmpipe.backends.engine_compile import CompileCalls
-from gemmpipe.backends.engine_pair import EnginePair
+from gemmpipe.backends.engine_compile import CompileCalls, CompilesWhenCalled
 from gemmpipe.core.data import Build, Candidate, Knobs, Problem
 from gemmpipe.core.errors import one_line
 from gemmpipe.executors import BuildResult, drain_on_interrupt
@@ -64,7 +63,7 @@ class BuildsWork:
 class _EngineTask:
     """Calls of one engine's function for a process."""
 
-    implementation: EnginePair
+    implementation: CompilesWhenCalled
     calls: list[tuple[GemmSpec, Knobs]]
 
 
@@ -75,12 +74,13 @@ def engine_tasks(entries: Mapping[Problem, Collection[Candidate]], context: Cont
     """
     by_product: dict[tuple[str, object], _EngineTask] = {}
     for problem, candidates in entries.items() if context.device.kind == "cuda" else ():
+        spec = context.family.spec(problem)
         for candidate in candidates:
-            implementation = context.implementation(candidate.backend)
-            if isinstance(implementation, EnginePair) and implementation.compiles_when_called(candidate.knobs):
-                new = _EngineTask(implementation=implementation, calls=[])
-                task = by_product.setdefault((implementation.label, problem.shape_group), new)
-                task.calls.append((context.family.spec(problem), candidate.knobs))
+            found: object = context.implementation(candidate.backend)
+            if isinstance(found, CompilesWhenCalled) and found.compiles_when_called(spec, candidate.knobs):
+                new = _EngineTask(implementation=found, calls=[])
+                task = by_product.setdefault((candidate.backend, problem.shape_group), new)
+                task.calls.append((spec, candidate.knobs))
     shared: dict[tuple[str, int], _EngineTask] = {}
     processes = compile_processes(context)
     for place, ((label, _), task) in enumerate(by_product.items()):

@@ -8,7 +8,7 @@ that of the time, and the share of the trials is far below it.
 
 import math
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from gemmpipe.core.data import Device, Problem, median
@@ -29,11 +29,14 @@ _CPU_WEIGHT_ROWS = 32
 _BUILDS_PER_SQRT = 5.0
 """Builds of a run over the square root of its trials, before it is measured: problems share builds (4.5 to 8.9 at the
 end of 11 runs, H100 and H200, 2026-11-25 and 26; 5 gives the best time left, as the first builds take longest)."""
-_LAST_WEIGHT, _FEW_SEARCHES, _BEGUN = 0.65, 8, 0.5
-"""The last searches count with this weight where they are at most so many, and with less before so much is done."""
-_SLOW_FIRST_S, _MIN_SLOW = 0.5, 3
+_TRIALS_WEIGHT, _LAST_S = 0.6, 2.5
+"""The time of the trials that are left, at their pace so far, counts by this beside that of the builds, as later trials
+use builds of earlier ones; and the seconds of the searches' last steps, which wait for few builds each. Fitted with
+`_BUILDS_PER_SQRT` to 38 runs (H100 and H200, 2026-11-25 and 26), of which 9 and 11 were not known to earlier fits."""
+_SLOW_FIRST_S, _MIN_SLOW, _LEAST_OTHER = 0.5, 3, 0.2
 """Seconds of the first launches of a job from which on a library has compiled in one of them (they take milliseconds;
-FlashInfer's 2.3 s for each product, H200, 2026-11-26), and the number of such problems from which on they count."""
+FlashInfer's 2.3 s for each product, H200, 2026-11-26), the number of such problems from which on they count, and
+the least share of the time that is left for all else, as builds go on meanwhile."""
 _MEASURE_S = 0.2
 _MIN_TIMED = 3  # results of a problem before their mean counts
 _MIN_MEASURED = 3  # finished problems before their trials correct the expected number of the others
@@ -77,7 +80,7 @@ class WorkEstimate:
         self._is_cpu = device.kind == "cpu"
         self._overhead_us = _CPU_OVERHEAD_US if self._is_cpu else _GPU_OVERHEAD_US
         self._began = time.monotonic()
-        """The last moment without a result: workers start before it."""
+        """The last moment without a result or a build: workers start before it."""
         self._slow_first_s: dict[str, float] = {}
         """By problem id, the seconds of its jobs with slow first launches."""
         self._workers = workers
@@ -110,15 +113,13 @@ class WorkEstimate:
         `built` of the `requested` builds are done; on a CPU there is none. `now`: on the monotonic clock.
         """
         now = time.monotonic() if now is None else now
-        if not any(state.result_count for state in states):
+        if not built and not any(state.result_count for state in states):
             self._began = now
         if self._is_cpu:
             self._measure_overhead(states, now)
         planned = {state.problem.id: self._planned(state) for state in states}
         finished = [state for state in states if state.finished]
         factor = self._correction(finished, planned)
-        parts: list[float] = []
-        """Of each search that may request more trials, the share of its trials with a result."""
         typical = median(planned.values()) * factor if planned else 1.0
         done = remaining = 0.0
         trials = expected = 0
@@ -128,8 +129,6 @@ class WorkEstimate:
             left = float(state.pending)
             if searching and not state.finished:
                 left = max(left, planned[state.problem.id] * factor - results)
-            if not state.finished and results + state.pending < planned[state.problem.id]:
-                parts.append(results / (results + left))
             done += weight * results
             remaining += weight * left
             trials += results
@@ -140,11 +139,9 @@ class WorkEstimate:
         expected += round(typical * len(unlisted))
         share = done / (done + remaining) if done + remaining else 0.0
         if searching and requested:
-            parts += [0.0] * len(unlisted)
             asked = sum(state.result_count + state.pending for state in states)
-            builds = _expected_builds(requested, asked, expected)
-            share = _with_last_searches(_with_builds(share, built / builds), parts)
-            share = self._with_first_launches(share, sum(state.result_count > 0 for state in states), now)
+            builds = min(1.0, built / _expected_builds(requested, asked, expected))
+            share = self._while_searching(share, builds, sum(state.result_count > 0 for state in states), now)
         return ScreenWork(done=trials, expected=expected, share=share)
 
     def trials_left(self, state: ProblemState) -> int:
@@ -169,18 +166,21 @@ class WorkEstimate:
         others = {} if math.isinf(pace_us) else {name: [pace_us * work] * 2 for name, work in self._relative.items()}
         return sum(usual_finals_s(times_us.get(name, others.get(name, ()))) for name in self._relative)
 
-    def _with_first_launches(self, share: float, begun: int, now: float) -> float:
-        """The same with the time of slow first launches, in which a library compiles: it is no pace of other trials.
+    def _while_searching(self, share: float, builds: float, begun: int, now: float) -> float:
+        """The share of the time that is done, from that of the trials' work and that of the builds.
 
-        `begun`: problems with a result. The others have as many slow ones; the slowest, in which libraries start, is
-        not expected again.
+        `begun`: problems with a result. Slow first launches are no pace of other work: they are expected for the
+        problems without a result as often as for the others, but for the slowest, in which libraries start.
         """
         spent_s = now - self._began
-        if len(self._slow_first_s) < _MIN_SLOW or not 0 < share < 1 or spent_s <= 0:
-            return share
+        if spent_s <= 0 or not builds or share >= 1:
+            return share if builds else 0.0
         slow_s = sum(self._slow_first_s.values()) / self._workers
-        again_s = slow_s - max(self._slow_first_s.values()) / self._workers
-        left_s = (1 - share) / share * max(0.0, spent_s - slow_s)
+        again_s = slow_s - max(self._slow_first_s.values(), default=0.0) / self._workers
+        if len(self._slow_first_s) < _MIN_SLOW:
+            slow_s = again_s = 0.0
+        pace_s = max(_LEAST_OTHER * spent_s, spent_s - slow_s)
+        left_s = pace_s * ((1 - builds) / builds + _TRIALS_WEIGHT * (1 - share)) + _LAST_S
         left_s += again_s / max(1, begun - 1) * (len(self._relative) - begun)
         return spent_s / (spent_s + left_s)
 
@@ -233,28 +233,3 @@ def _expected_builds(requested: int, asked: int, trials: int) -> float:
     own = requested * math.sqrt(trials / asked) if asked else usual
     known = min(1.0, asked / trials) if trials else 1.0
     return max(1.0, requested, min(trials, known * own + (1 - known) * usual))
-
-
-def _with_builds(share: float, done: float) -> float:
-    """The share of the time that is done, from that of the trials' work and that of the builds.
-
-    Each gives a time left; they count in proportion to the share of the trials, and to the rest.
-    """
-    done = min(1.0, done)
-    # left / spent = share * (1 - share) / share + (1 - share) * (1 - done) / done
-    return done / (done + 1 - share) if done else 0.0
-
-
-def _with_last_searches(share: float, parts: Sequence[float]) -> float:
-    """The same with the time of the last searches, whose steps wait for few builds each, while processes are idle.
-
-    `parts`: of each search that may request more trials, the share of its trials that is done. The fewer, the more
-    these count.
-    """
-    part = sum(parts) / len(parts) if parts else 1.0
-    if not 0 < share < 1 or not 0 < part < 1:
-        return share
-    weight = _LAST_WEIGHT * min(1.0, _FEW_SEARCHES / len(parts), part / _BEGUN)
-    # The ratio of the time left to the time spent, weighted geometrically.
-    ratio = math.exp((1 - weight) * math.log((1 - share) / share) + weight * math.log((1 - part) / part))
-    return 1 / (1 + ratio)
