@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import os
 import shutil
 import sys
 from collections.abc import Iterator
@@ -59,10 +60,10 @@ def w8a8_block_fp8_matmul_triton(x, w, x_scale, w_scale, block, dtype):
 """
 
 
-def _stand_in(folder: Path) -> None:
-    """A package `sglang` with the functions that a pair calls, in a folder."""
+def _stand_in(folder: Path, kernel: str) -> None:
+    """A package `sglang` with the functions that a pair calls, in a folder; `kernel`: the name of the Triton kernel."""
     for module, source in (
-        ("sglang/kernels/ops/gemm/fp8_kernel.py", PRODUCT),
+        ("sglang/kernels/ops/gemm/fp8_kernel.py", PRODUCT.replace("scaled_product", kernel)),
         ("sglang/kernels/ops/quantization/fp8_kernel.py", QUANTISER),
     ):
         path = folder / module
@@ -73,15 +74,21 @@ def _stand_in(folder: Path) -> None:
 
 
 @pytest.fixture
-def sglang_like(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The stand-in in this process."""
-    _stand_in(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    importlib.invalidate_caches()
+def no_trace(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Nothing of the stand-in is left for other tests, also where a command adds its folder."""
+    monkeypatch.setattr(sys, "path", [*sys.path])
     yield
     for name in [name for name in sys.modules if name.partition(".")[0] == "sglang"]:
         del sys.modules[name]
     engine_functions._import_module.cache_clear()
+
+
+@pytest.fixture
+def sglang_like(tmp_path: Path, no_trace: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The stand-in in this process."""
+    _stand_in(tmp_path, "scaled_product")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    importlib.invalidate_caches()
 
 
 def _problems(*items: tuple[int, int, int], family: Family = FAMILY) -> list[Problem]:
@@ -141,13 +148,12 @@ def test_an_engines_function_is_compiled_with_the_configuration_that_it_looks_up
 
 @pytest.mark.e2e
 def test_a_comparison_compiles_engines_functions_before_its_finals(
-    folder: Path, own_locks: None, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    folder: Path, own_locks: None, no_trace: None, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """And says what of it is done, and how long the finals take."""
     shutil.copytree(MODELLED, folder / "config")
-    _stand_in(folder / "config")
-    cache = folder / "cache"
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(cache))
+    _stand_in(folder / "config", "compared_product")
+    cache = Path(os.environ["TRITON_CACHE_DIR"])  # that of the session, which the compile processes have
     words = (
         f"--config-dir={folder / 'config'}",
         "kernel=linear_fp8_blockscale",
@@ -159,7 +165,7 @@ def test_a_comparison_compiles_engines_functions_before_its_finals(
         "hydra.run.dir=run",
     )
     assert main(["compare", *words]) == 0
-    assert len(list(cache.glob("*/scaled_product.cubin"))) == 2, "modelled workers launch nothing"
+    assert len(list(cache.glob("*/compared_product.cubin"))) == 2, "modelled workers launch nothing"
     events = [json.loads(line) for line in capfd.readouterr().out.splitlines() if line.startswith("{")]
     finals = next(i for i, event in enumerate(events) if event["event"] == "step" and event["text"] == "bench")
     before = [event for event in events[:finals] if event.get("stage") == "lineup"]
