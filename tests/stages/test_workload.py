@@ -22,8 +22,8 @@ def problem(m: int, n: int, k: int, weight: float = 1.0) -> Problem:
 def test_estimates_depend_on_bytes_and_operations(blockscale: Family) -> None:
     small, wide, deep = problem(1, 128, 128), problem(1, 65536, 8192), problem(8192, 8192, 8192)
     assert estimate_us(blockscale, small, H200) == 5.0
-    assert estimate_us(blockscale, wide, H200) == pytest.approx(65536 * 8193 / 4.3e6, rel=0.01)
-    assert estimate_us(blockscale, deep, H200) == pytest.approx(2 * 8192**3 / 1.48e9)
+    assert estimate_us(blockscale, wide, H200) == pytest.approx(65536 * 8193 / (H200.bytes_per_s / 1e6), rel=0.01)
+    assert estimate_us(blockscale, deep, H200) == pytest.approx(2 * 8192**3 / (H200.flops_8_per_s / 1e6))
 
 
 def test_calls_weight_the_times(blockscale: Family) -> None:
