@@ -458,3 +458,11 @@ def test_a_tuner_that_kills_its_worker_is_tried_twice_and_excluded(make: Make, m
 def test_without_a_limit_a_candidate_takes_its_time() -> None:
     harness = Harness(None, 64 * GB)
     assert harness.work(_screen("slow")) == {"slow": Status.OK}
+
+
+def test_results_of_screening_have_the_time_of_first_launches(make: Make) -> None:
+    harness = make()
+    harness.work(_screen("good"), _finals("good"))
+    screened, finals = (message for message in harness.messages if message.complete)
+    assert screened.first_launch_s > 0
+    assert finals.first_launch_s == 0

@@ -175,3 +175,19 @@ def test_the_estimate_survives_the_change_of_a_stage() -> None:
     assert progress.left_s(32.0) == pytest.approx(18.0)
     progress.take(Event(kind="stopping", text="interrupted"), 33.0)
     assert progress.left_s(33.0) is None
+
+
+def test_the_first_stage_with_an_expected_time_is_known_before_its_results() -> None:
+    """The first finals of `verify`; a stage that begins later changes no expected end."""
+    progress = RunProgress(0.0)
+    progress.take(Event(kind="step", text="bench", done=3, total=5, rest_s=13.0, later=0.5), 0.0)
+    progress.take(Event(kind="stage", text="bench", total=96, unit="problems", expected_s=12.0), 0.0)
+    assert progress.left_s(1.0) == pytest.approx(1.5 * 25 - 1)
+    progress.take(Event(kind="progress", done=0, total=96, share=0.0), 0.5)
+    progress.take(Event(kind="progress", done=5, total=96, share=0.05), 2.0)
+    assert progress.left_s(2.0) == pytest.approx(1.5 * 25 - 2, rel=0.15), "a tenth of the trust is in the pace so far"
+    progress.take(Event(kind="step", text="called", done=4, total=5, later=0.5), 12.0)
+    progress.take(Event(kind="stage", text="called", total=96, unit="problems", expected_s=90.0), 12.0)
+    left_s = progress.left_s(13.0)
+    assert left_s is not None
+    assert left_s < 40
