@@ -42,15 +42,15 @@ def source_hash(function: Any) -> str:
 def same_kernel(before: str, now: str) -> bool:
     """True if two hashes of kernels (8 digits, as in `kernelName`) are for the same code.
 
-    Hashes of releases that hashed raw source are looked up in `earlier_hashes.json`, which lists kernels with equal
-    binaries.
+    Earlier hashes are looked up in `earlier_hashes.json`, which lists kernels with equal binaries (of releases that
+    hashed raw source), and calls whose products have equal binaries while another of their launches changed.
     """
     return before == now or now in earlier_hashes().get(before, ())
 
 
 @cache
 def earlier_hashes() -> Mapping[str, list[str]]:
-    """Hashes of earlier releases, each with the current hashes of the same code."""
+    """Earlier hashes, each with the later ones that rows of it are valid for."""
     found: dict[str, list[str]] = json.loads((files(__package__) / "earlier_hashes.json").read_text())
     return found
 

@@ -318,7 +318,7 @@ def grouped_warp_specialised(
     REGISTERS: gl.constexpr, LOADER_REGISTERS: gl.constexpr, SCALE_BLOCK: gl.constexpr, SCALES: gl.constexpr,
     ROW_SCALES: gl.constexpr, ACTIVATION: gl.constexpr, GATED: gl.constexpr, TOP: gl.constexpr, FEW: gl.constexpr,
 ):  # fmt: skip
-    """out[place, N] = act(x[place, K] @ w[the block's expert, w_rows, K]^T) of rows sorted by expert (see sort_pairs).
+    """out[place, N] = act(x[place, K] @ w[the block's expert, w_rows, K]^T) of rows ordered by expert (see _order.py).
 
     x, w [experts * w_rows, K] and scales are tensor descriptors; out is one too, or with FEW, if a block is mostly
     padding, a pointer. SCALES: `none`, `row` (w_scale [experts, w_rows]) or `block` (SCALE_BLOCK rows of w and one K

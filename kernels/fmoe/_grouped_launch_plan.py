@@ -1,11 +1,11 @@
 """The launches of a call over rows sorted by expert: places, gather, product, activation, product, sum.
 
 `TmaLaunchStep` is a launch of the warp-specialised product with tensor descriptors (_grouped.py); the other steps are
-kernels of _sorted.py.
+kernels of _order.py and _sorted.py.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from gemmpipe.core.data import Build, Device, Knobs, Scalar
@@ -16,9 +16,11 @@ from gemmpipe.kernels.fmoe._launch_plan import (
     COLUMNS_PER_PROGRAM,
     FP32,
     INT,
+    ORDER_KERNELS,
     LaunchStep,
-    histogram_bins,
     max_blocks,
+    order_scratch_shapes,
+    order_steps,
     quantisation_groups,
     scales_per_row,
 )
@@ -42,11 +44,10 @@ KERNEL = "gemmpipe.kernels.fmoe._grouped:grouped_warp_specialised"
 SORT_MODULE = "gemmpipe.kernels.fmoe._sorted"
 KERNELS = (
     KERNEL,
-    *(f"{SORT_MODULE}:{name}" for name in ("count_pairs", "sort_pairs", "sorted_rows", "total_of_places")),
+    *ORDER_KERNELS,
+    *(f"{SORT_MODULE}:{name}" for name in ("sorted_rows", "total_of_places")),
 )
 _FEW_ROWS = 16  # rows per copy of a block that is mostly padding
-_PAIRS_PER_COUNT = 1024  # per program of count_pairs
-_PAIRS_PER_SCAN = 8192  # per iteration of sort_pairs
 _MAX_PDL_PAIRS = 256
 Box = tuple[list[int], Any]
 """A TMA box: its sides, and its shared-memory layout."""
@@ -221,13 +222,10 @@ def _boxes(spec: GemmSpec, own: Knobs, *, gated: bool, few: bool, paired: bool) 
 def grouped_scratch_shapes(spec: GemmSpec, knobs: Knobs) -> dict[str, TensorShape]:
     """(shape, dtype) of the tensors between the launches, by name."""
     experts, capacity = require_experts(spec), row_capacity(spec, knobs)
-    blocks = max_blocks(spec, int_knob(knobs, "BLOCK_SIZE_M"))
     found: dict[str, TensorShape] = {
         "places": ((spec.m * experts.topk,), INT),
-        "counts": ((max(1, count_chunks(spec)), histogram_bins(spec)), INT),
-        "owners": ((blocks,), INT),
-        "rows": ((blocks,), INT),
-        "blocks": ((1,), INT),
+        "rows": ((max_blocks(spec, int_knob(knobs, "BLOCK_SIZE_M")),), INT),
+        **order_scratch_shapes(spec, int_knob(knobs, "BLOCK_SIZE_M")),
         "sorted": ((capacity, spec.k), spec.w_dtype),
         "inner": ((capacity, experts.inner), spec.w_dtype),
         "parts": ((capacity, spec.n), spec.out_dtype),
@@ -247,8 +245,7 @@ def grouped_scratch_shapes(spec: GemmSpec, knobs: Knobs) -> dict[str, TensorShap
 def grouped_launch_steps(spec: GemmSpec, knobs: Knobs, device: Device, *, interpreted: bool) -> tuple[LaunchStep, ...]:
     """The launches in their order; `interpreted`: for Triton's interpreter, with bf16 and fp8 corrected."""
     experts, fused = require_experts(spec), bool(knobs.get(FUSED_ACT))
-    found = [_count_step(spec, interpreted)] if count_chunks(spec) else []
-    found += [_sort_step(spec, knobs, interpreted), _gather_step(spec, knobs, interpreted)]
+    found = [*_order_steps(spec, knobs, device, interpreted), _gather_step(spec, knobs, interpreted)]
     wide = "inner" if quantises_in_epilogue(spec, knobs) or (fused and not experts.quantised) else "wide"
     found.append(grouped_product_step(spec, knobs, device, 1, wide))
     if wide == "wide":
@@ -256,50 +253,11 @@ def grouped_launch_steps(spec: GemmSpec, knobs: Knobs, device: Device, *, interp
     return (*found, grouped_product_step(spec, knobs, device, 2, "parts"), _total_step(spec, interpreted))
 
 
-def count_chunks(spec: GemmSpec) -> int:
-    """The chunks of pairs that count_pairs counts; 0: no such launch, each program of sort_pairs counts all pairs."""
-    pairs = spec.m * require_experts(spec).topk
-    return ceil_div(pairs, _PAIRS_PER_COUNT) if pairs > 4 * _PAIRS_PER_COUNT else 0
-
-
-def _count_step(spec: GemmSpec, interpreted: bool) -> LaunchStep:
-    experts = require_experts(spec)
-    return LaunchStep(
-        kernel="count_pairs",
-        module=SORT_MODULE,
-        tensors={"ids_ptr": "ids", "places_ptr": "places", "counts_ptr": "counts"},
-        integers={"pairs": spec.m * experts.topk, "experts": experts.count},
-        constants={"BINS": histogram_bins(spec), "CHUNK": _PAIRS_PER_COUNT, "INTERPRETED": interpreted},
-        grid=(count_chunks(spec), 1, 1),
-        options=_pdl_options(spec, 4),
-    )
-
-
-def _sort_step(spec: GemmSpec, knobs: Knobs, interpreted: bool) -> LaunchStep:
-    experts, chunks = require_experts(spec), count_chunks(spec)
-    pairs = spec.m * experts.topk
-    chunk = min(_PAIRS_PER_SCAN, max(128, next_power_of_2(pairs)))
-    return LaunchStep(
-        kernel="sort_pairs",
-        module=SORT_MODULE,
-        tensors={
-            "ids_ptr": "ids",
-            "places_ptr": "places",
-            "counts_ptr": "counts" if chunks else None,
-            "owners_ptr": "owners",
-            "rows_ptr": "rows",
-            "blocks_ptr": "blocks",
-        },
-        integers={"pairs": pairs, "experts": experts.count, "chunks": chunks},
-        constants={
-            "BLOCK_SIZE_M": knobs["BLOCK_SIZE_M"],
-            "BINS": histogram_bins(spec),
-            "CHUNK": chunk,
-            "INTERPRETED": interpreted,
-        },
-        grid=(experts.count, 1, 1),
-        options=_pdl_options(spec, max(4, chunk // 512)),
-    )
+def _order_steps(spec: GemmSpec, knobs: Knobs, device: Device, interpreted: bool) -> list[LaunchStep]:
+    """Finds the places of pairs among rows ordered by expert."""
+    results = {"places_ptr": "places", "pairs_ptr": None, "rows_ptr": "rows"}
+    steps = order_steps(spec, knobs, results, device.vendor, overlap=not interpreted)
+    return [replace(step, options={**step.options, **_pdl_option(spec)}) for step in steps]
 
 
 def _gather_step(spec: GemmSpec, knobs: Knobs, interpreted: bool) -> LaunchStep:
@@ -381,10 +339,14 @@ def _total_step(spec: GemmSpec, interpreted: bool) -> LaunchStep:
 
 
 def _pdl_options(spec: GemmSpec, warps: int) -> dict[str, Scalar]:
+    """Options of a launch that overlaps the previous one where calls have few pairs."""
+    return {**_pdl_option(spec), "num_warps": warps}
+
+
+def _pdl_option(spec: GemmSpec) -> dict[str, Scalar]:
     """Options of a launch; with few pairs it may overlap the previous one (see _sorted.gdc_wait_and_launch).
 
     Qwen3-30B's experts on an H200 (2026-11-21): at 1 token 28.8 us in all, 29.4 without overlap; but at 1024 tokens 231
     and 227, at 4096 535 and 531.
     """
-    overlap: dict[str, Scalar] = {"launch_pdl": True} if spec.m * require_experts(spec).topk <= _MAX_PDL_PAIRS else {}
-    return {**overlap, "num_warps": warps}
+    return {"launch_pdl": True} if spec.m * require_experts(spec).topk <= _MAX_PDL_PAIRS else {}

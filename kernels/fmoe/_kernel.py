@@ -1,4 +1,4 @@
-"""Device functions of fused experts: sorting of pairs, grouped product of both stages, activation, sum."""
+"""Device functions of fused experts: grouped product of both stages, activation, sum."""
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
 
@@ -6,42 +6,6 @@ import triton
 import triton.language as tl
 
 from gemmpipe.templates.device_fns import load_k, round_to, swizzle2d
-
-
-@triton.jit
-def align(
-    ids_ptr, pairs_ptr, owners_ptr, blocks_ptr, pairs, experts,
-    BLOCK_SIZE_M: tl.constexpr, BINS: tl.constexpr, CHUNK: tl.constexpr,
-):  # fmt: skip
-    """Sort pairs (row * topk + choice) by expert, each expert's padded with `pairs` to whole blocks of BLOCK_SIZE_M.
-
-    One program per expert: it counts all pairs for the offset of its own, writes them in their order, and its number
-    as the owner of its blocks. blocks_ptr gets the number of blocks.
-    """
-    expert = tl.program_id(0)
-    bins = tl.arange(0, BINS)
-    counts = tl.zeros((BINS,), tl.int32)
-    for begin in range(0, pairs, CHUNK):
-        places = begin + tl.arange(0, CHUNK)
-        ids = tl.load(ids_ptr + places, mask=places < pairs, other=BINS - 1)
-        counts += tl.histogram(tl.where((ids >= 0) & (ids < experts), ids, BINS - 1), BINS)
-    blocks = tl.where(bins < experts, (counts + BLOCK_SIZE_M - 1) // BLOCK_SIZE_M, 0)
-    first = tl.sum(tl.where(bins < expert, blocks, 0), 0)
-    own = tl.sum(tl.where(bins == expert, blocks, 0), 0)
-    if expert == 0:
-        tl.store(blocks_ptr, tl.sum(blocks, 0))
-    for begin in range(0, own, BINS):
-        tl.store(owners_ptr + first + begin + bins, expert + bins * 0, mask=begin + bins < own)
-    pairs_ptr += first * BLOCK_SIZE_M
-    filled = 0
-    for begin in range(0, pairs, CHUNK):
-        places = begin + tl.arange(0, CHUNK)
-        mine = tl.load(ids_ptr + places, mask=places < pairs, other=-1) == expert
-        ones = mine.to(tl.int32)
-        tl.store(pairs_ptr + filled + tl.cumsum(ones, 0) - 1, places, mask=mine)
-        filled += tl.sum(ones, 0)
-    padding = filled + tl.arange(0, BLOCK_SIZE_M)
-    tl.store(pairs_ptr + padding, padding * 0 + pairs, mask=padding < own * BLOCK_SIZE_M)
 
 
 @triton.jit
@@ -131,7 +95,7 @@ def routed(
 ):  # fmt: skip
     """out[pair, N] = x[pair // TOPK, K] @ w[the pair's expert, N, K]^T, times the pair's share if there are shares.
 
-    Blocks of rows are those of `align`. SCALES: `none`, `row` (x_scale [rows], w_scale [E, w_rows]) or `block` (GROUP
+    Blocks of rows are those of _order.py. SCALES: `none`, `row` (x_scale [rows], w_scale [E, w_rows]) or `block` (GROUP
     wide along K, and along N for w; UNIFORM: one of them along N per tile). out is activated (ACTIVATION, or `none`);
     GATED: w has 2 * N rows, the gate's then the up projection's, and out is act(gate) * up.
     """

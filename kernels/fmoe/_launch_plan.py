@@ -18,11 +18,16 @@ if TYPE_CHECKING:
 MODULE = "gemmpipe.kernels.fmoe._kernel"
 OVERLAPPED_MODULE = "gemmpipe.kernels.fmoe._overlapped_kernel"
 """The same kernels under the same names, as launches that begin while the previous one ends."""
-KERNELS = ("align", "routed", "activate", "total")
-_PAIRS_PER_CHUNK = 4096
+KERNELS = ("routed", "activate", "total")
+ORDER_MODULE = "gemmpipe.kernels.fmoe._order"
+ORDER_KERNELS = tuple(f"{ORDER_MODULE}:{name}" for name in ("order_pairs", "rank_pairs", "place_pairs"))
+_PAIRS_OF_ONE_LAUNCH = 4096  # at most, by one program; more are ordered by two launches
+_PAIRS_PER_CHUNK = 2048  # per program of two launches
+_CHUNKS_PER_STEP = 16  # whose counts a program adds up at a time
+_MAX_WARPS = 16  # 1024 threads on AMD
 COLUMNS_PER_PROGRAM = 1024
 INT, FP32 = "int32", "float32"
-_SIZES = ("N", "K", "columns")
+_SIZES = ("N", "K", "columns", "entries")
 _STRIDES = ("x_stride", "w_expert_stride", "w_stride", "out_stride")
 _ALIGNED = (
     *_SIZES,
@@ -68,10 +73,11 @@ def scratch_shapes(spec: GemmSpec, knobs: Knobs) -> dict[str, TensorShape]:
     blocks, block_m, pairs = max_blocks(spec, _size(knobs, "M")), _size(knobs, "M"), spec.m * experts.topk
     found: dict[str, TensorShape] = {
         "pairs": ((blocks * block_m,), INT),
-        "owners": ((blocks,), INT),
-        "blocks": ((1,), INT),
         "inner": ((pairs, experts.inner), spec.w_dtype),
+        **order_scratch_shapes(spec, block_m),
     }
+    if order_chunks(spec) > 1:
+        found["places"] = ((pairs,), INT)
     if experts.topk > 1:
         found["parts"] = ((pairs, spec.n), spec.out_dtype)
     if not knobs.get(FUSED_ACT):
@@ -92,12 +98,13 @@ def dtypes_of(spec: GemmSpec, between: Mapping[str, TensorShape]) -> dict[str, s
     return given | {name: dtype for name, (_, dtype) in between.items()}
 
 
-def launch_steps(spec: GemmSpec, knobs: Knobs, *, interpreted: bool) -> tuple[LaunchStep, ...]:
+def launch_steps(spec: GemmSpec, knobs: Knobs, vendor: str, *, interpreted: bool) -> tuple[LaunchStep, ...]:
     """The launches in their order; `interpreted`: for Triton's interpreter, with bf16 and fp8 corrected."""
     experts = require_experts(spec)
     quantised, fused = experts.quantised, bool(knobs.get(FUSED_ACT))
     pairs = spec.m * experts.topk
-    found = [align_step(spec, knobs)]
+    between = {"places_ptr": "places" if order_chunks(spec) > 1 else None, "pairs_ptr": "pairs", "rows_ptr": None}
+    found = list(order_steps(spec, knobs, between, vendor, overlap=False))
     if quantised:
         found.append(activate_step(spec, quantised, "x", "q", (spec.m, spec.k), "none", False, interpreted))
     wide = "wide" if quantised or not fused else "inner"
@@ -113,22 +120,65 @@ def launch_steps(spec: GemmSpec, knobs: Knobs, *, interpreted: bool) -> tuple[La
 
 def overlapped(step: LaunchStep) -> LaunchStep:
     """The step as a launch that begins while the previous one ends."""
-    return replace(step, module=OVERLAPPED_MODULE, options={**step.options, "launch_pdl": True})
+    options = {**step.options, "launch_pdl": True}
+    if step.module == ORDER_MODULE:
+        return replace(step, constants={**step.constants, "OVERLAP": True}, options=options)
+    return replace(step, module=OVERLAPPED_MODULE, options=options)
 
 
-def align_step(spec: GemmSpec, knobs: Knobs) -> LaunchStep:
-    """Sorts pairs by expert."""
-    experts = require_experts(spec)
+def order_chunks(spec: GemmSpec) -> int:
+    """Chunks of pairs that are ordered by expert, with a program each; 1: in one launch, else in two."""
+    pairs = spec.m * require_experts(spec).topk
+    return 1 if pairs <= _PAIRS_OF_ONE_LAUNCH else ceil_div(pairs, _PAIRS_PER_CHUNK)
+
+
+def order_scratch_shapes(spec: GemmSpec, block_m: int) -> dict[str, TensorShape]:
+    """(shape, dtype) of what the order of pairs is made with, and of the blocks that result."""
+    return {
+        "counts": ((order_chunks(spec), _order_bins(spec)), INT),
+        "owners": ((max_blocks(spec, block_m),), INT),
+        "blocks": ((1,), INT),
+    }
+
+
+def order_steps(
+    spec: GemmSpec, knobs: Knobs, results: Mapping[str, str | None], vendor: str, *, overlap: bool
+) -> tuple[LaunchStep, ...]:
+    """Orders pairs by expert; `results`: the tensors of `places_ptr`, `pairs_ptr` and `rows_ptr`, or None."""
+    experts, chunks, block_m, bins = require_experts(spec), order_chunks(spec), _size(knobs, "M"), _order_bins(spec)
     pairs = spec.m * experts.topk
-    chunk = min(_PAIRS_PER_CHUNK, max(128, next_power_of_2(pairs)))
-    return LaunchStep(
-        kernel="align",
-        tensors={"ids_ptr": "ids", "pairs_ptr": "pairs", "owners_ptr": "owners", "blocks_ptr": "blocks"},
-        integers={"pairs": pairs, "experts": experts.count},
-        constants={"BLOCK_SIZE_M": knobs["BLOCK_SIZE_M"], "BINS": histogram_bins(spec), "CHUNK": chunk},
-        grid=(experts.count, 1, 1),
-        options={"num_warps": 8 if chunk == _PAIRS_PER_CHUNK else 4},
+    chunk = _PAIRS_PER_CHUNK if chunks > 1 else max(128, next_power_of_2(pairs))
+    # An AMD barrier does not wait for atomics; those that acquire are waited for.
+    ordering = "acq_rel" if vendor == "amd" else "relaxed"
+    options: dict[str, Scalar] = {"num_warps": min(_MAX_WARPS, max(4, max(chunk, bins) // 64))}
+
+    def step(
+        kernel: str, tensors: Mapping[str, str | None], integers: Mapping[str, int], **constants: Scalar
+    ) -> LaunchStep:
+        return LaunchStep(
+            kernel=kernel,
+            module=ORDER_MODULE,
+            tensors={"ids_ptr": "ids", "counts_ptr": "counts", **tensors},
+            integers={"pairs": pairs, "experts": experts.count, "share": ceil_div(pairs, chunks), **integers},
+            constants={"BINS": bins, "CHUNK": chunk, **constants, "OVERLAP": overlap},
+            grid=(chunks, 1, 1),
+            options=options,
+        )
+
+    ranks = {name: results[name] for name in ("places_ptr", "pairs_ptr")}
+    places = {**ranks, "owners_ptr": "owners", "rows_ptr": results["rows_ptr"], "blocks_ptr": "blocks"}
+    entries = {"entries": max_blocks(spec, block_m) * block_m}
+    if chunks == 1:
+        return (step("order_pairs", places, entries, ORDERING=ordering, BLOCK_SIZE_M=block_m, FILL=2 * chunk),)
+    return (
+        step("rank_pairs", ranks, entries, ORDERING=ordering, FILL=2 * chunk),
+        step("place_pairs", places, {}, BLOCK_SIZE_M=block_m, STEP=_CHUNKS_PER_STEP),
     )
+
+
+def _order_bins(spec: GemmSpec) -> int:
+    """One bin per expert, rounded up to a power of two from 64 on (an AMD warp)."""
+    return max(64, next_power_of_2(require_experts(spec).count))
 
 
 def histogram_bins(spec: GemmSpec) -> int:

@@ -10,7 +10,6 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from gemmpipe.kernels.fmoe._kernel import activate as plain_activate
-from gemmpipe.kernels.fmoe._kernel import align as plain_align
 from gemmpipe.kernels.fmoe._kernel import routed as plain_routed
 from gemmpipe.kernels.fmoe._kernel import total as plain_total
 
@@ -20,16 +19,6 @@ def wait_and_launch():
     """Wait for the previous kernel's end; the next one may start."""
     gdc_wait()
     gdc_launch_dependents()
-
-
-@triton.jit
-def align(
-    ids_ptr, pairs_ptr, owners_ptr, blocks_ptr, pairs, experts,
-    BLOCK_SIZE_M: tl.constexpr, BINS: tl.constexpr, CHUNK: tl.constexpr,
-):  # fmt: skip
-    """See _kernel.align."""
-    wait_and_launch()
-    plain_align(ids_ptr, pairs_ptr, owners_ptr, blocks_ptr, pairs, experts, BLOCK_SIZE_M, BINS, CHUNK)
 
 
 @triton.jit

@@ -1,4 +1,4 @@
-"""Device functions of rows sorted by expert: places of pairs, rows copied there, rows activated, the sum."""
+"""Device functions of rows sorted by expert: rows copied to their places, rows activated, the sum."""
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
 
@@ -16,70 +16,6 @@ def gdc_wait_and_launch(INTERPRETED: tl.constexpr):
     if not INTERPRETED:
         gdc_wait()
         gdc_launch_dependents()
-
-
-@triton.jit
-def count_chunk(ids_ptr, places_ptr, begin, pairs, experts, writes, BINS: tl.constexpr, CHUNK: tl.constexpr):
-    """The number of pairs of each expert in a chunk; with `writes`, stores -1 as the place of pairs of other ranks."""
-    at = begin + tl.arange(0, CHUNK)
-    ids = tl.load(ids_ptr + at, mask=at < pairs, other=-1)
-    bin_of = tl.where((ids >= 0) & (ids < experts), ids, BINS - 1)
-    if writes:
-        tl.store(places_ptr + at, ids * 0 - 1, mask=(bin_of == BINS - 1) & (at < pairs))
-    return tl.histogram(bin_of, BINS)
-
-
-@triton.jit
-def count_pairs(
-    ids_ptr, places_ptr, counts_ptr, pairs, experts,
-    BINS: tl.constexpr, CHUNK: tl.constexpr, INTERPRETED: tl.constexpr,
-):  # fmt: skip
-    """counts[chunk, expert] of chunks of CHUNK pairs, if these are many: else each program of sort_pairs counts all."""
-    gdc_wait_and_launch(INTERPRETED)
-    chunk = tl.program_id(0)
-    counts = count_chunk(ids_ptr, places_ptr, chunk * CHUNK, pairs, experts, True, BINS, CHUNK)
-    tl.store(counts_ptr + chunk * BINS + tl.arange(0, BINS), counts)
-
-
-@triton.jit
-def sort_pairs(
-    ids_ptr, places_ptr, counts_ptr, owners_ptr, rows_ptr, blocks_ptr, pairs, experts, chunks,
-    BLOCK_SIZE_M: tl.constexpr, BINS: tl.constexpr, CHUNK: tl.constexpr, INTERPRETED: tl.constexpr,
-):  # fmt: skip
-    """places[pair] of every pair (row * topk + choice): its row among rows sorted by expert; -1 if no expert here.
-
-    An expert's rows begin a block of BLOCK_SIZE_M. owners_ptr and rows_ptr get each block's expert and number of rows,
-    blocks_ptr the number of blocks. One program per expert; for the offset of its own pairs it adds up the `chunks`
-    counts of count_pairs, or without them (counts_ptr is None) counts all pairs itself.
-    """
-    gdc_wait_and_launch(INTERPRETED)
-    expert = tl.program_id(0)
-    bins = tl.arange(0, BINS)
-    counts = tl.zeros((BINS,), tl.int32)
-    if counts_ptr is not None:
-        for begin in range(0, chunks, 16):
-            chunk = begin + tl.arange(0, 16)
-            counted = tl.load(counts_ptr + chunk[:, None] * BINS + bins, mask=(chunk < chunks)[:, None], other=0)
-            counts += tl.sum(counted, 0)
-    else:
-        for begin in range(0, pairs, CHUNK):
-            counts += count_chunk(ids_ptr, places_ptr, begin, pairs, experts, expert == 0, BINS, CHUNK)
-    blocks = tl.where(bins < experts, tl.cdiv(counts, BLOCK_SIZE_M), 0)
-    first = tl.sum(tl.where(bins < expert, blocks, 0), 0)
-    own = tl.sum(tl.where(bins == expert, counts, 0), 0)
-    if expert == 0:
-        tl.store(blocks_ptr, tl.sum(blocks, 0))
-    for begin in range(0, tl.cdiv(own, BLOCK_SIZE_M), BINS):
-        left = own - (begin + bins) * BLOCK_SIZE_M
-        tl.store(owners_ptr + first + begin + bins, expert + bins * 0, mask=left > 0)
-        tl.store(rows_ptr + first + begin + bins, tl.minimum(left, BLOCK_SIZE_M), mask=left > 0)
-    following = first * BLOCK_SIZE_M
-    lanes = tl.arange(0, CHUNK)
-    for begin in range(0, pairs, CHUNK):
-        mine = tl.load(ids_ptr + begin + lanes, mask=begin + lanes < pairs, other=-1) == expert
-        before = tl.cumsum(mine.to(tl.int32), 0)
-        tl.store(places_ptr + begin + lanes, following + before - 1, mask=mine)
-        following += tl.sum(mine.to(tl.int32), 0)
 
 
 @triton.jit

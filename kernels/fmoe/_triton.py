@@ -16,6 +16,7 @@ from gemmpipe.family.moe import hardly_shares_experts, require_experts, routing
 from gemmpipe.kernels.fmoe._launch_plan import (
     KERNELS,
     MODULE,
+    ORDER_KERNELS,
     OVERLAPPED_MODULE,
     LaunchStep,
     dtypes_of,
@@ -217,7 +218,7 @@ class FusedExperts(MultiLaunchImplementation):
 
     def launch_plan(self, spec: GemmSpec, knobs: Knobs, device: Device) -> LaunchPlan:
         """The launches with their builds; candidates that differ in one stage share the others."""
-        return _planned(spec, tuple(sorted(knobs.items())), self.interpreted())
+        return _planned(spec, tuple(sorted(knobs.items())), device.vendor, self.interpreted())
 
     def scratch(self, spec: GemmSpec, knobs: Knobs) -> Mapping[str, TensorShape]:
         """The tensors between the launches."""
@@ -226,7 +227,7 @@ class FusedExperts(MultiLaunchImplementation):
     def kernel_name(self, knobs: Knobs) -> str:
         """`experts@3fa9c1d2`, `experts_fused@...`, `experts_apart@...`, `experts_overlapped_fused_apart@...`."""
         module, overlapped = (OVERLAPPED_MODULE, "_overlapped") if knobs.get(OVERLAP) else (MODULE, "")
-        hashes = [kernel_hash(f"{module}:{kernel}") for kernel in KERNELS]
+        hashes = [kernel_hash(kernel) for kernel in (*ORDER_KERNELS, *(f"{module}:{kernel}" for kernel in KERNELS))]
         return f"experts{overlapped}{name_suffix(knobs)}@{digest(hashes)[:8]}"
 
     def interpreted(self) -> bool:
@@ -235,10 +236,11 @@ class FusedExperts(MultiLaunchImplementation):
 
 
 @lru_cache(maxsize=4096)
-def _planned(spec: GemmSpec, items: tuple[tuple[str, Scalar], ...], interpreted: bool) -> LaunchPlan:
+def _planned(spec: GemmSpec, items: tuple[tuple[str, Scalar], ...], vendor: str, interpreted: bool) -> LaunchPlan:
     """The launches with their builds, cached: a running program makes the same call repeatedly."""
     knobs = dict(items)
-    dtypes, steps = dtypes_of(spec, scratch_shapes(spec, knobs)), launch_steps(spec, knobs, interpreted=interpreted)
+    dtypes = dtypes_of(spec, scratch_shapes(spec, knobs))
+    steps = launch_steps(spec, knobs, vendor, interpreted=interpreted)
     if knobs.get(OVERLAP) and not interpreted:
         steps = tuple(overlapped(step) for step in steps)
     return tuple((step, step.build(dtypes)) for step in steps)

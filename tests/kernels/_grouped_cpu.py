@@ -7,6 +7,7 @@ interpreter, is torch's in fp32, with the launch's arguments.
 from collections.abc import Mapping
 
 import torch
+from _order_cpu import set_chunks
 
 from gemmpipe.core.data import Knobs, Scalar
 from gemmpipe.core.device import arch_device
@@ -14,7 +15,6 @@ from gemmpipe.family import GemmSpec, Inputs, KernelDefaults, Weights, load_fami
 from gemmpipe.family.moe import routing
 from gemmpipe.family.problem import make_problem
 from gemmpipe.family.reference import error_ratio
-from gemmpipe.kernels.fmoe import _grouped_launch_plan
 from gemmpipe.kernels.fmoe._grouped_launch_plan import TmaLaunchStep, grouped_launch_steps, grouped_scratch_shapes
 from gemmpipe.kernels.fmoe._launch_plan import dtypes_of
 from gemmpipe.launch.build import load_build
@@ -81,20 +81,9 @@ def call(spec: GemmSpec, knobs: Knobs, inputs: Inputs, weights: Weights) -> torc
     return out
 
 
-def set_chunks(counted: int, scanned: int) -> None:
-    """Sets the pairs that a program counts, and the pairs per iteration of the sort.
-
-    With fewer than on a GPU, a few hundred pairs are as many chunks as thousands are there.
-    """
-    _grouped_launch_plan._PAIRS_PER_COUNT, _grouped_launch_plan._PAIRS_PER_SCAN = counted, scanned
-
-
-SHIPPED_CHUNKS = (_grouped_launch_plan._PAIRS_PER_COUNT, _grouped_launch_plan._PAIRS_PER_SCAN)
-
-
 def run(case: dict[str, object]) -> float:
     """The error ratio; NaN anywhere counts as wrong."""
-    set_chunks(*case.get("chunks", SHIPPED_CHUNKS))  # type: ignore[misc]
+    set_chunks(case)
     options = KernelDefaults(dtype=case.get("dtype"), out_dtype=None, bias=None)  # type: ignore[arg-type]
     spec = FMOE.spec(make_problem(FMOE, case["key"], options, "sm_90", "case"))  # type: ignore[arg-type]
     generator = torch.Generator().manual_seed(7)

@@ -15,6 +15,7 @@ import _builtin_members  # noqa: F401  (acts on import)
 import _engine_form
 import _fused_quantise
 import _grouped_cpu
+import _order_cpu
 import torch
 
 from gemmpipe.core.device import arch_device
@@ -133,6 +134,7 @@ PROGRAMS = {
     "engine form": _engine_form.run,
     "fused_sliced": fused_sliced,
     "grouped": _grouped_cpu.run,
+    "order": _order_cpu.run,
     "quantise": quantise,
     "fused_quantise": _fused_quantise.run,
 }

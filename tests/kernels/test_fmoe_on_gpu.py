@@ -32,6 +32,8 @@ SIZES = {  # token, model_dim, inter_dim, expert, topk
     "odd": (77, 1040, 208, 12, 3),
     "prefill": (515, 2048, 768, 128, 8),
     "one_of_four": (300, 1024, 512, 4, 1),
+    "many_experts": (64, 512, 128, 512, 10),
+    "many_pairs": (900, 512, 128, 512, 10),
 }
 KNOBS: list[dict[str, Scalar]] = [
     {"BLOCK_SIZE_M": 16, "BLOCK_SIZE_N": 64, "BLOCK_SIZE_K": 128, "num_warps": 4, "num_stages": 3},
@@ -137,9 +139,38 @@ def test_warp_specialised(device: Device, size: str, quantisation: str) -> None:
     assert unfit <= ({"registers", "fused activation"} if quantisation.startswith("block") else set())
 
 
+@pytest.mark.parametrize("size", ["prefill", "many_experts", "many_pairs"])
+@pytest.mark.parametrize("quantisation", ["bf16", "block"])
+def test_uneven_orders(device: Device, size: str, quantisation: str) -> None:
+    """All rows have one expert, or the same ones; or most pairs have one of another rank (not for the plain kernel)."""
+    case = made(device, size, quantisation)
+    _, spec, _, inputs = case
+    assert inputs.topk_ids is not None
+    assert spec.experts is not None
+    count, topk = spec.experts.count, spec.experts.topk
+    one, same, away = (inputs.topk_ids.clone() for _ in range(3))
+    one[:] = count - 1
+    same[:] = torch.arange(topk, dtype=same.dtype, device=same.device) * (count // topk)
+    away[:, 1:] = -1
+    plain, grouped = case[0].implementations[:2]
+    tile: dict[str, Scalar] = {
+        "BLOCK_SIZE_M": 64,
+        "BLOCK_SIZE_N": 128,
+        "BLOCK_SIZE_K": 128 if quantisation == "block" else 64,
+    }
+    knobs = [(plain, KNOBS[0]), (plain, KNOBS[4])]
+    if device.gfx == "sm_90":
+        knobs.append((grouped, {"kernel_type": "warp_specialised", **tile, "num_stages": 4, "GROUP_SIZE_M": 1}))
+    for kernel, chosen in knobs:
+        normal = kernel.normalise(spec, chosen, device)
+        assert kernel.unsupported_reason(spec, normal, device) is None
+        for ids in (one, same, away)[: 3 if kernel is grouped else 2]:
+            check(kernel, normal, device, (*case[:3], replace(inputs, topk_ids=ids)))
+
+
 FEW_SIZES = {  # as SIZES, of few pairs
     "decode": (1, 2048, 768, 128, 8),
-    "many_experts": (4, 2048, 512, 512, 10),
+    "few_of_many": (4, 2048, 512, 512, 10),
     "odd": (77, 1040, 208, 12, 3),
     "crowded": (100, 1024, 512, 3, 2),
     "one": (1, 2048, 512, 3, 1),
