@@ -150,7 +150,7 @@ def order_steps(
     chunk = _PAIRS_PER_CHUNK if chunks > 1 else max(128, next_power_of_2(pairs))
     # An AMD barrier does not wait for atomics; those that acquire are waited for.
     ordering = "acq_rel" if vendor == "amd" else "relaxed"
-    options: dict[str, Scalar] = {"num_warps": min(_MAX_WARPS, max(4, max(chunk, bins) // 64))}
+    options: dict[str, Scalar] = {"num_warps": min(_MAX_WARPS, max(4, max(chunk, bins) // 32))}
 
     def step(
         kernel: str, tensors: Mapping[str, str | None], integers: Mapping[str, int], **constants: Scalar
