@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from hydra._internal.hydra import Hydra
+from pairwise import few
 
 from gemmpipe.cli.main import main
 from gemmpipe.pipeline.plan import Plan
@@ -14,14 +15,22 @@ Refusal = Callable[..., str]
 
 @pytest.mark.parametrize(
     ("argv", "text"),
-    [
-        (["kernel=a16w16,a16w61"], "kernel: no option 'a16w61'; did you mean 'a16w16'?"),
-        (["search=exhaustive,halvingg"], "search: no option 'halvingg'; did you mean 'halving'?"),
-        (["search.trial_fraction=0.1,7"], "search.trial_fraction: 7 given, expected above 0 and at most 1"),
-        (["stages.screen.keep=3,abc"], "stages.screen.keep: 'abc' given, expected a whole number"),
-        (["kernel=a16w16", "kernel.dtype=bf16,fp9"], "kernel.dtype: 'fp9', expected a dtype such as bfloat16"),
-        (["chain=[capture],[bench]"], "chain: stage 'bench' needs problems, shortlist, which no earlier stage gives"),
-    ],
+    few(
+        [
+            (["kernel=a16w16,a16w61"], "kernel: no option 'a16w61'; did you mean 'a16w16'?"),
+            (["search=exhaustive,halvingg"], "search: no option 'halvingg'; did you mean 'halving'?"),
+            (["search.trial_fraction=0.1,7"], "search.trial_fraction: 7 given, expected above 0 and at most 1"),
+            (["stages.screen.keep=3,abc"], "stages.screen.keep: 'abc' given, expected a whole number"),
+            (["kernel=a16w16", "kernel.dtype=bf16,fp9"], "kernel.dtype: 'fp9', expected a dtype such as bfloat16"),
+            (
+                ["chain=[capture],[bench]"],
+                "chain: stage 'bench' needs problems, shortlist, which no earlier stage gives",
+            ),
+        ],
+        0,
+        3,
+        5,
+    ),
 )
 def test_an_error_in_any_job_is_reported_before_the_first_runs(
     plans: list[Plan], folder: Path, refusal: Refusal, argv: list[str], text: str
@@ -60,12 +69,16 @@ def test_a_sweep_without_arguments_is_refused(plans: list[Plan], folder: Path, r
 
 @pytest.mark.parametrize(
     ("argv", "warned"),
-    [
-        (["-m", "kernel=a16w16", "shapes.nsets=[1,64]"], True),
-        (["-m", "kernel=a16w16,a8w8"], False),
-        (["-m", "batch=range(1,3)"], False),
-        (["kernel=a16w16"], False),
-    ],
+    few(
+        [
+            (["-m", "kernel=a16w16", "shapes.nsets=[1,64]"], True),
+            (["-m", "kernel=a16w16,a8w8"], False),
+            (["-m", "batch=range(1,3)"], False),
+            (["kernel=a16w16"], False),
+        ],
+        0,
+        1,
+    ),
 )
 def test_a_sweep_of_nothing_warns_and_runs(
     plans: list[Plan], capsys: pytest.CaptureFixture[str], argv: list[str], warned: bool
@@ -78,7 +91,7 @@ def test_a_sweep_of_nothing_warns_and_runs(
 
 @pytest.mark.parametrize(
     ("more", "composed"),
-    [((), 0), (("-m",), 0), (("hydra.mode=RUN",), 1), (("--config-dir=own",), 1)],
+    few([((), 0), (("-m",), 0), (("hydra.mode=RUN",), 1), (("--config-dir=own",), 1)], 1, 2),
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
 def test_the_configuration_is_composed_for_hydras_mode_only_where_it_may_be_set(

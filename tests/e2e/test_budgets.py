@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from pairwise import SLOW, few
+from pairwise import few
 
 from gemmpipe import journal
 from gemmpipe.cli.main import main
@@ -54,9 +54,7 @@ def _timed(folder: Path) -> list[tuple[str, str, int]]:
     return [(r["problem"], r["candidate"], r["launches"]) for r in screened]
 
 
-@pytest.mark.parametrize(
-    "search", [pytest.param(each, marks=SLOW if each in ("random", "gaussian", "forest") else ()) for each in SEARCHES]
-)
+@pytest.mark.parametrize("search", few(SEARCHES, 0))
 def test_each_search_resumed_goes_on_and_repeats_nothing(
     run: Run, search: str, faulty_arguments: tuple[str, ...]
 ) -> None:

@@ -326,7 +326,7 @@ for m, n, k, dtype in ((16, 64, 64, "float16"), (33, 80, 72, "bfloat16"), (1, 64
 
 
 # Triton 3.6's interpreter loops over one-element arrays, which numpy 2.4 no longer turns into integers.
-@pytest.mark.e2e
+@pytest.mark.slow  # it imports torch
 @pytest.mark.skipif(
     triton.__version__.startswith("3.6") and int(numpy.__version__.split(".")[1]) >= 4,
     reason="triton 3.6 interprets with numpy before 2.4 only",

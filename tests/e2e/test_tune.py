@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from pairwise import few
 
 from gemmpipe.cli.main import main
 from gemmpipe.core.data import Problem
@@ -245,20 +246,25 @@ def test_siblings_stay_together_in_batches() -> None:
 
 @pytest.mark.parametrize(
     ("word", "printed"),
-    [
-        ("space.BLOCK_SIZE_M=foo", "space.BLOCK_SIZE_M: 'foo', expected a power of two"),
-        ("space.BLOCK_SIZE_N=[72]", "space.BLOCK_SIZE_N: 72, expected a power of two or a multiple of 16"),
-        ("space.num_warps=[4,3]", "space.num_warps: 3, expected a power of two"),
-        ("space.num_stages=[-1]", "space.num_stages: -1, expected a whole number from 1"),
-        ("space.kpack=[x]", "space.kpack: 'x', expected a whole number from 0"),
-        ("space.cache_modifier=[.cgg]", "space.cache_modifier: '.cgg', expected one of '', '.ca', '.cg'"),
-        ("space.SWAP_AB=[1]", "space.SWAP_AB: 1, expected true or false"),
-        ("stages.select.prefer.tirton=0.9", "stages.select.prefer.tirton: no such backend; did you mean 'triton'?"),
-        (
-            "format.triton_json.buckets={low:{high:32,BLOCK_SIZ_M:32},rest:null}",
-            "format.triton_json.buckets.low.BLOCK_SIZ_M: no such knob; did you mean 'BLOCK_SIZE_M'?",
-        ),
-    ],
+    few(
+        [
+            ("space.BLOCK_SIZE_M=foo", "space.BLOCK_SIZE_M: 'foo', expected a power of two"),
+            ("space.BLOCK_SIZE_N=[72]", "space.BLOCK_SIZE_N: 72, expected a power of two or a multiple of 16"),
+            ("space.num_warps=[4,3]", "space.num_warps: 3, expected a power of two"),
+            ("space.num_stages=[-1]", "space.num_stages: -1, expected a whole number from 1"),
+            ("space.kpack=[x]", "space.kpack: 'x', expected a whole number from 0"),
+            ("space.cache_modifier=[.cgg]", "space.cache_modifier: '.cgg', expected one of '', '.ca', '.cg'"),
+            ("space.SWAP_AB=[1]", "space.SWAP_AB: 1, expected true or false"),
+            ("stages.select.prefer.tirton=0.9", "stages.select.prefer.tirton: no such backend; did you mean 'triton'?"),
+            (
+                "format.triton_json.buckets={low:{high:32,BLOCK_SIZ_M:32},rest:null}",
+                "format.triton_json.buckets.low.BLOCK_SIZ_M: no such knob; did you mean 'BLOCK_SIZE_M'?",
+            ),
+        ],
+        0,
+        3,
+        6,
+    ),
 )
 def test_what_no_candidate_can_have_is_told_before_anything_runs(
     word: str, printed: str, folder: Path, refusal: Callable[..., str]

@@ -10,6 +10,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from forked_programs import Forking
+from pairwise import few
 
 from gemmpipe.cli.main import main
 from gemmpipe.core.device import cpu_device
@@ -224,31 +225,48 @@ def test_a_verification_in_batches_and_resumed_says_the_same(verify: Verify, cap
 
 @pytest.mark.parametrize(
     ("options", "printed"),
-    [
-        (["verify"], "table: missing; expected tuned tables, as in table=outputs/tuned/NAME.csv"),
-        (["verify", "inputs=[t.csv]", "kernel=a16w16"], "inputs: cannot be combined with table=, which this pipel"),
-        (["verify", "table="], "table: '', expected a CSV file, a list of files or a glob"),
-        (["verify", "table=no.csv"], "table: no file 'no.csv'"),
-        (["verify", "table=bare.csv"], "table: bare.csv has no rows; expected a tuned table"),
-        (["prebuild", "table=bare.csv"], "table: bare.csv has no rows; expected a tuned table"),
-        (["prebuild", "table=bare.csv", "target=sm_90"], "table: bare.csv has no rows; expected a tuned table"),
-        (["verify", "table=t.csv", "kernel=a16w16", "target=sm_90"], "target: given; expected none, as rows are veri"),
-        (
-            ["verify", "table=t.csv", "stages.verify_report.max_drift_pct=-1"],
-            "stages.verify_report.max_drift_pct: -1 given, expected at least 0",
-        ),
-        (["prebuild", "table=t.csv", "target=sm_9"], "target: no facts about architecture 'sm_9'; did you mean 'sm_90"),
-        (
-            ["prebuild", "table=t.csv", "target=gfx942"],
-            "table: t.csv has rows for sm_90/132, and none for target=gfx942",
-        ),
-        (
-            ["prebuild", "table=t.csv", "stages.prebuild.workers=0"],
-            "stages.prebuild.workers: 0 given, expected at least 1",
-        ),
-        (["tune", "table=t.csv", "kernel=a16w16"], "table: no stage of the pipeline 'tune' reads it"),
-        (["tune", "target=sm_90"], "target: no stage of the pipeline 'tune' reads it; merge, verify or prebuild do"),
-    ],
+    few(
+        [
+            (["verify"], "table: missing; expected tuned tables, as in table=outputs/tuned/NAME.csv"),
+            (["verify", "inputs=[t.csv]", "kernel=a16w16"], "inputs: cannot be combined with table=, which this pipel"),
+            (["verify", "table="], "table: '', expected a CSV file, a list of files or a glob"),
+            (["verify", "table=no.csv"], "table: no file 'no.csv'"),
+            (["verify", "table=bare.csv"], "table: bare.csv has no rows; expected a tuned table"),
+            (["prebuild", "table=bare.csv"], "table: bare.csv has no rows; expected a tuned table"),
+            (["prebuild", "table=bare.csv", "target=sm_90"], "table: bare.csv has no rows; expected a tuned table"),
+            (
+                ["verify", "table=t.csv", "kernel=a16w16", "target=sm_90"],
+                "target: given; expected none, as rows are veri",
+            ),
+            (
+                ["verify", "table=t.csv", "stages.verify_report.max_drift_pct=-1"],
+                "stages.verify_report.max_drift_pct: -1 given, expected at least 0",
+            ),
+            (
+                ["prebuild", "table=t.csv", "target=sm_9"],
+                "target: no facts about architecture 'sm_9'; did you mean 'sm_90",
+            ),
+            (
+                ["prebuild", "table=t.csv", "target=gfx942"],
+                "table: t.csv has rows for sm_90/132, and none for target=gfx942",
+            ),
+            (
+                ["prebuild", "table=t.csv", "stages.prebuild.workers=0"],
+                "stages.prebuild.workers: 0 given, expected at least 1",
+            ),
+            (["tune", "table=t.csv", "kernel=a16w16"], "table: no stage of the pipeline 'tune' reads it"),
+            (
+                ["tune", "target=sm_90"],
+                "target: no stage of the pipeline 'tune' reads it; merge, verify or prebuild do",
+            ),
+        ],
+        1,
+        2,
+        4,
+        5,
+        8,
+        9,
+    ),
 )
 def test_a_mistake_is_one_line(options: list[str], printed: str, folder: Path, refusal: Callable[..., str]) -> None:
     columns = "gfx,cu_num,M,N,K,bias,dtype,outdtype,scaleAB,bpreshuffle,libtype,us,config\n"

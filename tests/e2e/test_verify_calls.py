@@ -75,7 +75,7 @@ def test_rows_are_timed_through_the_run_times_function(verify: Verify) -> None:
         assert 0 < float(str(row["called_low"])) <= float(str(row["called_ratio"])) <= float(str(row["called_high"]))
 
 
-@pytest.mark.e2e
+@pytest.mark.slow
 def test_a_row_for_a_layout_is_called_in_it_and_one_for_both_in_both(verify: Verify) -> None:
     rows = (_scaled(32, "bfloat16_convert", "column"), _scaled(48, "bfloat16_convert", None))
     code, out, told = verify("a8w8_blockscale", *rows, arguments=("stages.verify_report.max_call_overhead_pct=null",))

@@ -390,6 +390,7 @@ def test_a_start_is_repeated_if_the_forkserver_is_killed(make: Make) -> None:
         killer.join()
 
 
+@pytest.mark.slow  # the forkserver that others share is killed, twice
 def test_a_worker_outlives_its_forkserver_and_ends_with_its_supervisor(make: Make) -> None:
     harness = make()
     harness.work(_screen("right"))
@@ -407,6 +408,7 @@ def test_a_worker_outlives_its_forkserver_and_ends_with_its_supervisor(make: Mak
     assert _is_over(pid), "it would keep using the device"
 
 
+@pytest.mark.slow  # the forkserver that others share is killed
 def test_a_process_that_never_starts_is_a_one_line_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """The forkserver is killed at every request for a process, before it forks."""
     monkeypatch.setattr("gemmpipe.bench.forkserver.RETRY_PAUSES_S", (0.0, 0.1))

@@ -144,13 +144,13 @@ def nan_output(spec: GemmSpec) -> torch.Tensor:
 
 
 ALWAYS = {
-    "a8w8": (1, 2, 5, 7, 8),
-    "batched_bf16": (1, 2, 4),
-    "batched_a8w8": (1, 2, 4),
-    "a16w16_atomic": (1, 3, 4, 6),
-    "a8w8_bpreshuffle": (1, 2, 4, 5),
-    "a8w8_blockscale_bpreshuffle": (3, 5, 6),
-    "a4w4_blockscale": (1, 2, 3),
+    "a8w8": (1, 5, 8),
+    "batched_bf16": (1, 4),
+    "batched_a8w8": (1, 2),
+    "a16w16_atomic": (1, 6),
+    "a8w8_bpreshuffle": (1, 4),
+    "a8w8_blockscale_bpreshuffle": (3, 6),
+    "a4w4_blockscale": (1, 2),
 }
 """The cases interpreted always: sizes that the tiles do not divide, each flag and dtype; the others are slow."""
 
@@ -173,10 +173,10 @@ def test_matches_the_reference_on_odd_and_even_sizes(interpreter: Interpreter, f
 
 
 def _compiled() -> list[Any]:
-    """Each family's first product on one architecture, with one of the points; the others are slow."""
+    """Of each architecture a family's product with one of the points; the others are slow."""
     cases = [(*product, gfx, point) for product in COMPILED for gfx in ARCHES for point in POINTS]
     each = len(ARCHES) * len(POINTS)
-    kept = [number * each + place for number, place in ((0, 0), (2, 7), (3, 11), (4, 3), (6, 5), (7, 1), (8, 9))]
+    kept = [number * each + place for number, place in ((0, 0), (3, 11), (4, 3), (7, 7))]
     return few(cases, *kept)
 
 

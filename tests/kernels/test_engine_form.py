@@ -75,7 +75,7 @@ COMPILED = [("sm_90", 1), ("sm_90", 39), ("sm_100", 64), ("gfx942", 16)]
 
 @pytest.mark.parametrize(
     ("gfx", "m", "engine"),
-    few([(*each, engine) for each in COMPILED for engine in ENGINES], 0, 3, 6),
+    few([(*each, engine) for each in COMPILED for engine in ENGINES], 3, 6),
 )
 def test_it_compiles(family: Family, gfx: str, m: int, engine: str) -> None:
     kernel, device = family.engine_kernels[engine], arch_device(gfx)

@@ -62,7 +62,7 @@ CASES = [
 
 
 @INTERPRETED
-@pytest.mark.parametrize("case", few(CASES, 0, 2, 3, 4, 5, 8, 11, 13))
+@pytest.mark.parametrize("case", few(CASES, 2, 3, 4, 5, 8, 11, 13))
 def test_matches_the_reference_under_the_interpreter(interpreter: Interpreter, case: dict[str, object]) -> None:
     if case.get("gfx") == "gfx942" and tuple(int(part) for part in triton.__version__.split(".")[:2]) < (3, 9):
         pytest.skip("before triton 3.9 the interpreter cannot make e4m3fnuz, gfx942's fp8")
@@ -228,7 +228,7 @@ def test_no_library_takes_experts_for_a_plain_product(gfx: str) -> None:
         assert label in ("torch", "flashinfer") or not alike, label
 
 
-@pytest.mark.parametrize(("gfx", "token"), few([*itertools.product(ARCHES, (1, 256, 4096))], 2, 6))
+@pytest.mark.parametrize(("gfx", "token"), few([*itertools.product(ARCHES, (1, 256, 4096))], 6))
 def test_the_space_has_both_stages_together_and_apart(gfx: str, token: int) -> None:
     spec, device = spec_of((token, *QWEN[1:]), gfx), arch_device(gfx)
     found = {

@@ -73,9 +73,9 @@ def test_quantises_to_the_same_bits_as_the_quantiser(
 @pytest.mark.parametrize(
     ("gfx", "tile"),
     [
-        ("sm_90", (1, 32, 512, 4, 5)),
+        pytest.param("sm_90", (1, 32, 512, 4, 5), marks=SLOW),
         ("sm_90", (8, 16, 1024, 8, 3)),
-        ("sm_90", (16, 64, 256, 2, 3)),
+        pytest.param("sm_90", (16, 64, 256, 2, 3), marks=SLOW),
         ("sm_100", (8, 64, 512, 4, 4)),
         pytest.param("sm_100", (1, 16, 256, 2, 4), marks=SLOW),
         pytest.param("sm_100", (16, 32, 1024, 8, 3), marks=SLOW),

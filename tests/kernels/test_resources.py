@@ -30,7 +30,6 @@ ACCEPTED = 3
 """Points compiled of each family's Triton kernel and architecture, of other kernels one."""
 ALWAYS = {
     "a8w8": "sm_90",
-    "linear_fp8_row": "gfx950",
 }
 """Families whose first point is compiled always, for this architecture; the others, and all other points, are slow."""
 UNSUPPORTED = 200

@@ -119,6 +119,7 @@ def test_options_are_merged_with_those_that_they_include() -> None:
     assert "defaults" not in found
 
 
+@pytest.mark.slow
 def test_the_same_search_again_gives_the_same_choices(run: Path, tmp_path: Path) -> None:
     again = replay_demo(tmp_path / "again")
     assert near_best(again.products) >= len(again.products) - 1

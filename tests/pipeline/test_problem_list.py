@@ -58,6 +58,7 @@ def test_other_key_columns_appear_where_they_differ(folder: Path, capsys: pytest
     ]
 
 
+@pytest.mark.slow  # two runs
 def test_problems_that_are_all_tuned_are_listed_with_the_command_that_tunes_them_again(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

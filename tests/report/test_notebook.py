@@ -83,7 +83,7 @@ def test_a_comparison_shows_the_changes(h200_tables: Path, tmp_path: Path) -> No
     assert f">M {key['M']}, N {key['N']}, K {key['K']}" in html
 
 
-@pytest.mark.e2e
+@pytest.mark.slow  # the themes of a report are opened in a browser anyhow
 def test_colours_are_those_of_the_report_in_light_and_dark_notebooks(
     browser: Any, table: RunData, tmp_path: Path
 ) -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+from pairwise import few
 
 import gemmpipe.runtime
 from gemmpipe.core.errors import UserError
@@ -151,6 +152,7 @@ def test_no_batch() -> None:
 
 
 @pytest.mark.compile
+@pytest.mark.parametrize("case", few(plain_families(), 0, 4, 7), indirect=True)
 def test_compiled_as_one_graph_for_any_number_of_rows(case: Case) -> None:
     torch.compiler.reset()
     compiled = torch.compile(case.call, fullgraph=True, backend="aot_eager", dynamic=True)

@@ -113,6 +113,7 @@ def test_the_finals_of_keys_that_are_added_are_expected_before_the_screening(
     assert 0 < after.seconds({problem.id: 10.0 for problem in after.screened}) <= known_s
 
 
+@pytest.mark.slow
 def test_with_other_formats_all_candidates_are_timed_too(run: Run) -> None:
     code, out, error = run("format=[csv,vllm]", "backend=[torch]")
     assert (code, error) == (0, "")
@@ -174,6 +175,7 @@ def test_a_finished_run_is_resumed_without_timing(run: Run, monkeypatch: pytest.
     assert _file() == first
 
 
+@pytest.mark.slow
 def test_reuse_selects_again_without_a_device(run: Run) -> None:
     assert run()[0] == 0
     first, folder = _file(), _run_folder()

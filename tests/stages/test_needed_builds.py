@@ -150,7 +150,7 @@ def test_the_other_order_is_compiled_while_other_problems_are_screened_and_timed
     assert min(timed) < max(built)
 
 
-@pytest.mark.e2e
+@pytest.mark.slow
 def test_a_finalist_whose_other_order_does_not_compile_has_a_row(folder: Path, problems: list[Problem]) -> None:
     assert main([*WORDS, f"executor.fails={FLIPS}"]) == 0
     trials = _finals(folder, problems)

@@ -198,6 +198,7 @@ def test_an_exception_in_a_search_is_raised_in_the_driver(
         Driver(open_pool(Raising(**LIMITS, rungs=looks(), error=kind("no search")))).drive(_problems(no_words, 16))
 
 
+@pytest.mark.slow
 def test_an_ended_session_requests_no_new_candidate(
     open_pool: Callable[..., ProcessSearchPool], no_words: KernelDefaults
 ) -> None:
