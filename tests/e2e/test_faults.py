@@ -1,7 +1,6 @@
 """Faults injected for real into runs started as a user starts them: nothing lost, nothing repeated, nothing left."""
 
 import contextlib
-import json
 import os
 import random
 import re
@@ -14,6 +13,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from every_fault import Begun
 from soak_runs import Site, Started, nothing_is_repeated, parent_of, table_is_right
 
 from gemmpipe.cli.main import main
@@ -30,9 +30,6 @@ SOME = "shapes.items=[{M: [1, 2, 3, 4], N: 32, K: 64}]"
 FEW = "shapes.items=[{M: [1, 2], N: 32, K: 64}]"
 BRIEF = "stages.bench.timer.budget_ms=50"
 """Finals of many slow candidates that take seconds, not half a minute."""
-LITTLE_PCT = 100 * 700e6 / (os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
-"""Little more than torch itself needs, as a share of this machine's memory."""
-
 SHORT_PAUSES = """
 from gemmpipe.bench import forkserver
 forkserver.RETRY_PAUSES_S = tuple(pause / 10 for pause in forkserver.RETRY_PAUSES_S)
@@ -55,56 +52,6 @@ def site(folder: Path, faulty_arguments: tuple[str, ...], monkeypatch: pytest.Mo
 def start(site: Site) -> Start:
     """Starts a run."""
     return site.start
-
-
-Begun = tuple[Site, Started]
-
-
-@pytest.fixture(scope="module")
-def every_fault(tmp_path_factory: pytest.TempPathFactory, faulty_arguments: tuple[str, ...]) -> Iterator[Begun]:
-    """A run of all faults, most of whose time is waiting for limits: it is begun before the tests that come first."""
-    folder = faulty_arguments[0].removeprefix("--config-dir=")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(folder)
-        here = Site(folder=tmp_path_factory.mktemp("faults"), arguments=faulty_arguments, family=load_family("faulty"))
-    started = here.start(
-        f"space.KIND=[{','.join(KINDS)}]",
-        "space.PACE_MS=[0]",
-        "stages.screen.margin_pct=1e6",  # who is slow at a first look is checked all the same
-        "profile=all.csv",
-        f"executor.memory_pct={LITTLE_PCT}",
-        "executor.compile_timeout_s=4",
-        "executor.timeout_s=6",  # eating takes a while on a busy machine
-        "cpu_budget_s=null",  # which ends a run whose limits alone take a minute
-    )
-    yield here, started
-    here.close()
-
-
-EXPECTED = {
-    "right": {"ok", "pruned"},
-    "hang_once": {"ok", "pruned"},
-    "die_once": {"ok", "pruned"},
-    "raise_bind": {"launch_error"},
-    "raise_launch": {"launch_error"},
-    "raise_odd": {"launch_error"},
-    "segfault": {"died"},
-    "kill": {"died"},
-    "exit": {"died"},
-    "sys_exit": {"died"},
-    "eat": {"died"},
-    "no_memory": {"launch_error"},
-    "hang": {"timeout"},
-    "compile_error": {"compile_error"},
-    "compile_crash": {"compile_error"},
-    "compile_hang": {"compile_error"},
-    "spoil_nan": {"incorrect"},
-    "untouched": {"incorrect"},
-    "permute": {"incorrect"},
-    "spoil_row": {"incorrect"},
-    "unfit": {"unsupported"},
-}
-KINDS = [*EXPECTED, "wrong_at_8"]
 
 
 def test_a_run_that_is_still_at_work_is_not_resumed(every_fault: Begun, refusal: Callable[..., str]) -> None:
@@ -345,27 +292,3 @@ def test_runs_that_merge_at_once_lose_no_row(start: Start, site: Site, faulty_ar
         code, _, error = each.end()
         assert code == 0, error
     table_is_right(site, range(1, 3))
-
-
-def test_every_fault_ends_as_a_row_and_no_healthy_candidate_suffers(every_fault: Begun) -> None:
-    site, started = every_fault
-    code, _, error = started.end()
-    assert code == 0, error
-    assert started.gone()
-    profile = pd.read_csv(site.folder / "all.csv")
-    own = profile[profile["libtype"] == "faulty"]
-    kind = own["config"].str.extract(r'"KIND":"(\w+)"')[0]
-    found = own.groupby([kind, "M"])["status"].agg(list)
-    assert len(found) == 2 * len(KINDS)
-    assert all(len(statuses) == 1 for statuses in found), "one row a candidate and problem"
-    for name, statuses in EXPECTED.items():
-        assert {found[name, 8][0], found[name, 16][0]} <= statuses, name
-    assert found["wrong_at_8", 8] == ["incorrect"]
-    assert found["wrong_at_8", 16][0] in {"ok", "pruned"}
-    assert (own["error"].notna() == own["status"].isin(["ok", "pruned"])).sum() == 0
-    quarantined = {"segfault", "kill", "exit", "sys_exit", "eat", "hang"}
-    assert error.count("warning: quarantined") == 2 * len(quarantined)
-    assert error.count("Traceback") == 0
-    winners = {json.loads(str(row["config"])).get("KIND", "mm") for row in site.tuned()}
-    assert winners <= {"right", "mm", "hang_once", "die_once", "wrong_at_8"}
-    nothing_is_repeated(site.rows())
