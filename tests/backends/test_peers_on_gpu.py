@@ -49,6 +49,8 @@ def test_peers_compute_the_product(label: str, m: int, name: str, order: str) ->
 @pytest.mark.parametrize("dtype", [None, "float8_e4m3fn"])
 @pytest.mark.parametrize("token", [1, 40, 700])
 def test_an_engines_experts_compute_the_mixture(token: int, dtype: str | None) -> None:
+    if gpu_kind() != "cuda":
+        pytest.skip("no NVIDIA GPU")
     device, family, backend = gpu_device(0), load_family("fmoe"), library_backends()["vllm_function"]
     if reason := backend.unavailable(device):
         pytest.skip(reason)
