@@ -20,6 +20,8 @@ from gemmpipe.core.shell import shell_join
 from gemmpipe.core.text_table import fold_width
 from gemmpipe.engines.kernel_choice import (
     EXPERT_ARGUMENTS,
+    EXPERTS_BLOCKS,
+    EXPERTS_SIXTEEN,
     EngineRules,
     KernelRule,
     LayerChoice,
@@ -205,7 +207,11 @@ def _model_sizes(
     tp = _degree(flags, *_TENSOR_PARALLEL)
     expert_parallel = Situation(gfx=gfx, flags=flags).expert_parallel
     ep = tp if engine == VLLM else _degree(flags, "ep_size", "expert_parallel_size")
-    return served_sizes(engine, model, tp, ep if expert_parallel else 1, gfx)
+    try:
+        return served_sizes(engine, model, tp, ep if expert_parallel else 1, gfx)
+    except UserError as error:  # of the source's key, which nobody typed here
+        text = str(error)
+        raise UserError(f"model{text.removeprefix(key)}" if text.startswith(key := "shapes.path") else text) from None
 
 
 def _served_model(given: str) -> str | None:
@@ -312,6 +318,8 @@ def _report(request: _Request) -> Iterator[str]:
         yield from _log_lines(request.log, request.log_path, title)
     if request.model:
         yield f"tunes its products, {title}'s own library among the candidates: {_tuning_command(request)}"
+        if request.sizes is not None and (EXPERTS_BLOCKS in request.sizes or EXPERTS_SIXTEEN in request.sizes):
+            yield f"tunes its experts: {_tuning_command(request, 'kernel=fmoe')}"
     if request.timed is None:
         yield "times: run=last (or a run's folder, or a tuned table) compares the alternatives"
     else:
@@ -323,12 +331,12 @@ def _report(request: _Request) -> Iterator[str]:
             yield from time_lines(request.timed, kind, situation, mine, chosen, of_model=of_model)
 
 
-def _tuning_command(request: _Request) -> str:
-    """The command that tunes what the server multiplies."""
+def _tuning_command(request: _Request, *kernel: str) -> str:
+    """The command that tunes what the server multiplies; `kernel`: another one than that of the linear layers."""
     tp = _degree(request.situation.flags, *_TENSOR_PARALLEL)
     parallel = [f"shapes.tp={tp}"] if tp > 1 else []
     shapes = ["shapes=engine", f"shapes.engine={request.engine}", f"shapes.path={request.model}", *parallel]
-    return shell_join(["gemmpipe", *shapes])
+    return shell_join(["gemmpipe", *kernel, *shapes])
 
 
 def _situation(request: _Request, kind: str) -> Situation:

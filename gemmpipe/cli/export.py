@@ -274,8 +274,19 @@ def _aiter(request: _Request, choices: "Choices", events: Events) -> list[str]:
         raise UserError(
             f"aiter: {choices.place} has no row with a kernel of aiter; expected backend=[aiter] in the run"
         )
+    _warn_of_cpu_rows(request, choices, events)
     variable = f"AITER_CONFIG_{choices.family.aiter_table.variable}"
     return [f"export {variable}={shell_quote(str(files[0].absolute()))}"]
+
+
+def _warn_of_cpu_rows(request: _Request, choices: "Choices", events: Events) -> None:
+    """Warn where no row can answer in an engine, which runs on a GPU."""
+    from gemmpipe.pipeline.export import architectures_of
+
+    found = architectures_of(choices)
+    if found and all(gfx.startswith("cpu") for gfx in found):
+        text = f"{request.target}: all rows are of a CPU: an engine on a GPU answers with none of them"
+        events.emit("warning", text)
 
 
 def _plugin(request: _Request, choices: "Choices", events: Events) -> list[str]:
@@ -285,8 +296,7 @@ def _plugin(request: _Request, choices: "Choices", events: Events) -> list[str]:
 
     table = own_table(choices, Path(request.output) if request.output else None, events).absolute()
     switch = plugin_switch([column.name for column in choices.family.key_columns])
-    if choices.device.kind == "cpu":
-        events.emit("warning", "plugin: all rows are of a CPU: an engine on a GPU answers with none of them")
+    _warn_of_cpu_rows(request, choices, events)
     lines = [f"table {table}"]
     served = choices.shapes.get("engine")
     for engine in [served] if served in ENGINES else ENGINES:

@@ -87,7 +87,7 @@ def _reports(
         yield text, page
     for sources in by_family.values():
         page = out or Path(f"{sources[0].path.stem}_report.html")
-        with announced(f"report: reading {', '.join(str(source.path) for source in sources)}"):
+        with announced(f"report: writing {page}"):
             from gemmpipe.report.html import write
             from gemmpipe.report.tables import read_tables
 

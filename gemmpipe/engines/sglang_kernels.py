@@ -1,5 +1,7 @@
 """SGLang's choice of kernels on NVIDIA devices, from the sources of 0.5.23."""
 
+from dataclasses import replace
+
 from gemmpipe.core.spec import COLUMN, ROW
 from gemmpipe.engines.kernel_choice import (
     BLOCKS,
@@ -147,7 +149,12 @@ _EXPERTS_FP8 = LayerRules(
         ),
     ),
 )
-_EXPERTS_16 = LayerRules(kind=EXPERTS_SIXTEEN, flag="--moe-runner-backend", kernels=(_EXPERTS_TRITON,), strict=False)
+_EXPERTS_16 = LayerRules(
+    kind=EXPERTS_SIXTEEN,
+    flag="--moe-runner-backend",
+    kernels=(replace(_EXPERTS_TRITON, source=_UNQUANTISED),),
+    strict=False,
+)
 
 RULES = (EngineRules(engine=SGLANG, version="0.5.23", layers=(_BLOCKS, _ROWS, _SIXTEEN, _EXPERTS_FP8, _EXPERTS_16)),)
 """By version. SGLang's log does not name the kernel of a layer: `server_args` and the read files determine it."""

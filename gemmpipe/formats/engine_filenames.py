@@ -222,7 +222,7 @@ def check_location(path: Path, name: EngineFileName) -> Iterator[Finding]:
     elif name.kind in (DENSE, CHANNELWISE) and not folder.as_posix().endswith(PLACES[name.engine]):
         also = " (VLLM_TUNED_CONFIG_FOLDER is only for experts)" if name.engine == VLLM else ""
         yield Finding(
-            path=folder,  # one line for all files there
+            path=path.parent,  # one line for all files there
             severity=NOTE,
             text=f"{name.engine} reads files of dense products only from its own package{also}",
             remedy=f"copy them to {PLACES[name.engine]}",

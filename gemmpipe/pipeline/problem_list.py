@@ -53,7 +53,8 @@ def _table_lines(plan: "Plan", problems: Sequence[Problem]) -> Iterator[str]:
         for problem in problems:
             by_product.setdefault((problem.shape_group, problem.layer), []).append(problem)
         groups = list(by_product.values())
-    rows = [[*shown, "calls", "layer"], *(_cells(group, shown, plan.family) for group in groups[:_MAX_ROWS])]
+    title = "layer" if any(problem.layer for problem in problems) else ""  # none over an empty column
+    rows = [[*shown, "calls", title], *(_cells(group, shown, plan.family) for group in groups[:_MAX_ROWS])]
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     for row in rows:
         numbers = "  ".join(cell.rjust(width) for cell, width in zip(row[:-1], widths[:-1], strict=True))

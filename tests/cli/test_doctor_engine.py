@@ -1,6 +1,7 @@
 """`gemmpipe doctor engine=...`: the kernel of each kind of layer, by rules, by a log, and with a run's times."""
 
 import json
+import shlex
 import tarfile
 from pathlib import Path
 
@@ -146,10 +147,26 @@ def test_the_layers_of_a_model(capfd: Captured) -> None:
     assert line_of(found, "experts bf16").endswith("none in the model")
     command = "gemmpipe shapes=engine shapes.engine=vllm shapes.path=model"
     assert f"tunes its products, vLLM's own library among the candidates: {command}" in found
+    assert not any("kernel=fmoe" in line for line in found), "a model without experts"
+    assert main(["doctor", "engine=vllm", "target=sm_90", "model=nowhere"]) == 2
+    assert capfd.readouterr().err == "gemmpipe: model: no file 'nowhere', expected a model's config.json\n"
     assert main(["doctor", *given, "args=--tensor-parallel-size 2"]) == 2
     assert "128" in capfd.readouterr().err, "blocks of scales do not divide among 2 devices"
     assert main(["doctor", *given, "args=--tensor-parallel-size two"]) == 2
     assert capfd.readouterr().err == "gemmpipe: args: --tensor-parallel-size two: expected a whole number from 1\n"
+
+
+def test_a_models_experts_have_a_command_and_the_method_of_their_dtype(capfd: Captured) -> None:
+    mixture = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 128}
+    sixteen = {name: value for name, value in BLOCK_SCALED.items() if name != "quantization_config"}
+    Path("mixture.json").write_text(json.dumps({**sixteen, **mixture, "architectures": ["Qwen3MoeForCausalLM"]}))
+    found = lines(capfd, "engine=sglang", "target=sm_90", "model=mixture.json")
+    at = found.index(line_of(found, "experts bf16"))
+    assert found[at + 1].endswith("sglang/srt/layers/quantization/unquant.py"), "the file of fp8 is not read for bf16"
+    command = "gemmpipe kernel=fmoe shapes=engine shapes.engine=sglang shapes.path=mixture.json"
+    assert f"tunes its experts: {command}" in found
+    assert main(shlex.split(command.replace("gemmpipe", "capture"))) == 0
+    assert "1 product" in capfd.readouterr().out
 
 
 def test_experts_of_two_kinds_and_over_devices(h200_tables: Path, capfd: Captured) -> None:

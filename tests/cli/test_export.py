@@ -207,6 +207,7 @@ def test_a_runs_keys_are_numbers_and_flags_again(
     monkeypatch.setattr("gemmpipe.cli.export.fold_width", lambda stream: 80)
     assert main(["export", "last", "aiter", "output=out"]) == 0
     shown = capfd.readouterr().out.splitlines()
+    assert any(line.startswith("warning: aiter: all rows are of a CPU") for line in shown)
     assert any(line.startswith("merge: ") for line in shown)
     wide = [line for line in shown if len(line) > 80]
     assert [line for line in wide if "=" not in line and str(folder) not in line] == [], "paths and commands alone"
