@@ -319,7 +319,9 @@ def _report(request: _Request) -> Iterator[str]:
     if request.model:
         yield f"tunes its products, {title}'s own library among the candidates: {_tuning_command(request)}"
         if request.sizes is not None and (EXPERTS_BLOCKS in request.sizes or EXPERTS_SIXTEEN in request.sizes):
-            yield f"tunes its experts: {_tuning_command(request, 'kernel=fmoe')}"
+            from gemmpipe.sources.model.keys import EXPERTS_FAMILY
+
+            yield f"tunes its experts: {_tuning_command(request, f'kernel={EXPERTS_FAMILY}')}"
     if request.timed is None:
         yield "times: run=last (or a run's folder, or a tuned table) compares the alternatives"
     else:

@@ -88,7 +88,8 @@ def report_run(
         for each in _next_commands(plan, tables, context, written, reused):
             _send(context, each)
     elif "select" in plan.chain and context.unsolved:
-        for each in see_lines([f"gemmpipe show {_run_name(plan.run_dir)}", _doctor_line(plan)], terminal_width()):
+        # By its folder: `last` is a run with choices.
+        for each in see_lines([f"gemmpipe show {_shown_path(plan.run_dir)}", _doctor_line(plan)], terminal_width()):
             _send(context, each)
 
 
@@ -97,7 +98,12 @@ def _run_name(run_dir: Path) -> str:
     folder = run_dir.resolve()
     if is_in_runs_folder(run_dir) and len(folder.relative_to(RUNS.resolve()).parts) == _PARTS_OF_RUN:
         return "last"
-    here = Path.cwd()
+    return _shown_path(run_dir)
+
+
+def _shown_path(run_dir: Path) -> str:
+    """The folder of a run for a command line, relative to the current folder where it lies below it."""
+    folder, here = run_dir.resolve(), Path.cwd()
     return shell_quote(str(folder.relative_to(here) if folder.is_relative_to(here) else folder))
 
 

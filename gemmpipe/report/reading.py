@@ -24,6 +24,7 @@ from gemmpipe.report.run_folder import (
     FINISHED,
     INTERRUPTED,
     KILLED,
+    RunFolder,
     damage,
     describe_run,
     manifest_or_empty,
@@ -88,7 +89,7 @@ def read_run(folder: Path, *, importable: frozenset[str] = frozenset()) -> RunDa
             *_replay_notes(manifest),
             *([f"{damaged}."] if (damaged := damage(folder)) else []),
             *notes,
-            *_reading_notes(record, trials, facts.state),
+            *_reading_notes(record, trials, facts),
         ],
     )
 
@@ -325,13 +326,13 @@ def _is_captured(config: object) -> bool:
     return source in _RECORDED_SOURCES or (source == "CsvShapes" and _CAPTURED_NAME in str(shapes.get("path", "")))
 
 
-def _reading_notes(record: Record, trials: Sequence[TimedTrial], state: str) -> list[str]:
+def _reading_notes(record: Record, trials: Sequence[TimedTrial], facts: RunFolder) -> list[str]:
     notes = []
     if record.skipped:
         notes.append(f"{counted(len(record.skipped), 'line')} of the journal could not be read and is left out.")
     if not trials:
-        none = "The journal has no trials"
-        notes.append(f"{none}: the run repeated the selection of another run." if state == FINISHED else f"{none} yet.")
+        why = ": the run repeated the selection of another run" if facts.solved else ": no candidate was timed"
+        notes.append(f"The journal has no trials{why if facts.state == FINISHED else ' yet'}.")
     elif all(each.t_s is None for each in trials):
         notes.append("The journal is of version 0.1.0 or earlier: its rows have no times.")
     return notes

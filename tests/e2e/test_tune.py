@@ -14,6 +14,7 @@ from gemmpipe.cli.main import main
 from gemmpipe.core.data import Problem
 from gemmpipe.family import load_family
 from gemmpipe.pipeline.runner import batches
+from gemmpipe.report.reading import read_run
 from gemmpipe.tables import store
 
 Run = Callable[..., tuple[int, str, str]]
@@ -139,6 +140,10 @@ def test_nothing_fits(run: Run) -> None:
     assert code == 1
     assert "screen: 2 problems, no candidate; 0 go on to bench" in out
     assert "K=64: no candidate of these backends in this space\n" in error
+    (see,) = [line for line in out.splitlines() if line.startswith("see ")]
+    assert f"gemmpipe show {_run_folder()}" in see, "`last` is a run with choices"
+    (note,) = [note for note in read_run(_run_folder(), importable=frozenset({"faulty"})).notes if "no trials" in note]
+    assert note == "The journal has no trials: no candidate was timed."
 
 
 def test_capture_alone_writes_the_problems(run: Run) -> None:

@@ -13,6 +13,8 @@ from gemmpipe.sources.model.linear import ArchitectureRule, ConfigJson, Linear, 
 from gemmpipe.sources.model.quantization import Quantization
 from gemmpipe.sources.model.rules import rule_of
 
+EXPERTS_FAMILY = "fmoe"
+"""The kernel family of a model's experts."""
 _FIELDS = ("hidden_act", "hidden_activation", "activation_function")
 _ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_python": "gelu"}
 """transformers' names -> ours; its other gelus approximate erf by tanh or a sigmoid, a different function."""
@@ -149,7 +151,8 @@ class FamilyFilter:
         experts = [linear for linear, _ in products if linear.experts]
         if experts and not self.grouped:
             biased = any(linear.bias for linear in experts)
-            parts.append("the experts (no kernel of ours: they have biases)" if biased else "the experts (kernel=fmoe)")
+            kernel = "no kernel of ours: they have biases" if biased else f"kernel={EXPERTS_FAMILY}"
+            parts.append(f"the experts ({kernel})")
         return ", ".join(parts)
 
     def _stored_as(self) -> str:
