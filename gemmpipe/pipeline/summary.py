@@ -216,10 +216,11 @@ def saving_lines(selections: "pd.DataFrame") -> list[str]:
     more = "less" if found.pct >= 0 else "more"
     about = ABOUT if "policy" in selections and any(map(is_shared, selections["policy"])) else ""
     share = f"{about}{abs(found.pct):.{0 if about else 1}f} % {more}"
-    return [
-        f"calls captured: {time_text(found.after_us)} instead of {time_text(found.before_us)}, "
-        f"{share} ({counted(found.problems, 'problem')}, weighted by calls)"
-    ]
+    change = (
+        f" instead of {time_text(found.before_us)}, {share}" if found.after_us != found.before_us else ", as before"
+    )
+    counts = f"{counted(found.problems, 'problem')}, weighted by calls"
+    return [f"calls captured: {time_text(found.after_us)}{change} ({counts})"]
 
 
 def usage_line(usage: Usage) -> str:

@@ -69,6 +69,8 @@ def test_the_saving_weights_calls_and_prefers_incumbents() -> None:
     (shared,) = saving_lines(pd.DataFrame(rows).assign(policy="host interleaved shared_cpu"))
     assert ", ~46 % less" in shared
     assert saving(pd.DataFrame(rows[2:])) is None
+    kept = pd.DataFrame(rows[:2]).assign(us=lambda frame: frame["baseline_us"], incumbent_us=None)
+    assert saving_lines(kept) == ["calls captured: 1.00 ms, as before (2 problems, weighted by calls)"]
 
 
 @pytest.mark.parametrize("pct", [0, -1, 101])
