@@ -52,7 +52,7 @@ def test_other_key_columns_appear_where_they_differ(folder: Path, capsys: pytest
     items = "shapes.items=[{M: 1, N: 64, K: 64, bias: true}, {M: 2, N: 64, K: 64, bias: false}]"
     lines = _lines("kernel=a16w16", "shapes=list", items, capsys=capsys)
     assert [line.split() for line in lines[1:4]] == [
-        ["M", "N", "K", "bias", "calls", "layer"],
+        ["M", "N", "K", "bias", "calls"],  # and no title of an empty column
         ["1", "64", "64", "True", "1"],
         ["2", "64", "64", "False", "1"],
     ]
