@@ -149,7 +149,8 @@ def _reason(criterion: str, new: Row, old: Row, preference: RowPreference) -> st
     if criterion == "timed":
         return f"us is {old.get('us')}: not a measured time"
     if criterion == "full_policy":
-        return f"provisional ('{old.get('policy')}'), the other row was timed alone and in full"
+        other = "was timed alone and in full" if new.get("policy") else "does not say how it was timed"
+        return f"provisional ('{old.get('policy')}'), the other row {other}"
     if criterion == "current":
         return f"its kernel's source {source_hash_of(old)} has changed since"
     if criterion in ("named_device", "device"):

@@ -38,7 +38,12 @@ def _entry(place: str = "a.csv:2", extra: Row | None = None, **values: object) -
         (
             {"us": 1.0, "policy": "p shared_gpu"},
             {"kernelName": STALE},
-            "provisional ('p shared_gpu'), the",
+            "provisional ('p shared_gpu'), the other row was timed alone and in full",
+        ),
+        (
+            {"us": 1.0, "policy": "p shared_gpu"},
+            {"policy": None},
+            "provisional ('p shared_gpu'), the other row does not say how it was timed",
         ),
         (
             {"us": 1.0, "kernelName": STALE},
