@@ -30,7 +30,7 @@ sys.path.append(str(Path(__file__).parents[1] / "kernels"))
 from _order_cpu import differences
 
 CALLS = 20
-SHIPPED = {name: getattr(plan, name) for name in ("_PAIRS_OF_ONE_LAUNCH", "_PAIRS_PER_CHUNK", "_MAX_WARPS")}
+SHIPPED = {name: getattr(plan, name) for name in ("_PAIRS_OF_ONE_LAUNCH", "_PAIRS_PER_CHUNK", "_CHUNKS", "_MAX_WARPS")}
 MOST_OF_ONE = 16384
 """More pairs are not ordered by one program here."""
 
@@ -43,7 +43,7 @@ def variants(pairs: int) -> Iterator[tuple[str, Mapping[str, int], bool]]:
             yield f"one w{warps}", {**SHIPPED, "_PAIRS_OF_ONE_LAUNCH": pairs, "_MAX_WARPS": warps}, False
         for chunk in (512, 1024, 2048, 4096):
             if pairs > chunk:
-                own = {"_PAIRS_OF_ONE_LAUNCH": 0, "_PAIRS_PER_CHUNK": chunk, "_MAX_WARPS": warps}
+                own = {"_PAIRS_OF_ONE_LAUNCH": 0, "_PAIRS_PER_CHUNK": chunk, "_CHUNKS": pairs, "_MAX_WARPS": warps}
                 yield f"two{chunk} w{warps}", own, False
                 if torch.version.hip is None:
                     yield f"two{chunk}+ w{warps}", own, True
