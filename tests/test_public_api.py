@@ -193,6 +193,7 @@ def test_nothing_to_load(folder: Path) -> None:
         gemmpipe.load(folder)
 
 
+@pytest.mark.slow
 def test_a_script_needs_no_guard(folder: Path, forked_programs: Forking) -> None:
     """Workers do not import the program that runs them, whose Hydra and arguments stay what they were."""
     (folder / "script.py").write_text(

@@ -65,8 +65,11 @@ def _has_products_or_runs(folder: Path) -> bool:
 
 
 def _has_own_results(folder: Path) -> bool:
-    """False for a run that had nothing to time, since all of its problems were tuned already."""
-    return (folder / SELECTIONS).is_file() or not (folder / REUSED).is_file()
+    """False for a run that timed nothing: it merged tables, only listed problems, or found all of them tuned already."""
+    if (folder / SELECTIONS).is_file():
+        return True
+    timed_before = (folder / REUSED).is_file() or only_listed(folder)
+    return not timed_before and bool(describe_run(folder).problems)
 
 
 def _has_more_to_do(folder: Path) -> bool:

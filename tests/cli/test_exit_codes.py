@@ -89,6 +89,7 @@ def test_a_heartbeat_where_there_is_no_terminal(
     ]
 
 
+@pytest.mark.slow
 def test_a_caller_that_closed_all_streams_gets_its_run(folder: Path) -> None:
     """Without replacements the journal would be stdout."""
     args = ["capture", "kernel=a16w16", "shapes=list", "shapes.items=[[1,256,512]]"]

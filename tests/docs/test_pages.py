@@ -52,7 +52,7 @@ def _to_run(page: Path) -> list[Block]:
 
 
 RUN = [page for page in PAGES if any(block.kind in RUNNABLE for block in _to_run(page))]
-ALWAYS = ("five_minutes", "capture", "export", "runs", "first_run", "read_a_run", "sources", "vllm_plugin")
+ALWAYS = ("five_minutes", "export", "runs", "first_run", "read_a_run", "sources")
 """Pages that are run always: of each kind of command one; the others are slow, as one takes two to six seconds."""
 
 

@@ -54,6 +54,7 @@ def _timed(folder: Path) -> list[tuple[str, str, int]]:
     return [(r["problem"], r["candidate"], r["launches"]) for r in screened]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("search", few(SEARCHES, 0))
 def test_each_search_resumed_goes_on_and_repeats_nothing(
     run: Run, search: str, faulty_arguments: tuple[str, ...]
@@ -80,6 +81,7 @@ def test_a_budget_of_trials_makes_rows_provisional(run: Run, search: str) -> Non
     assert all(is_provisional(policy) for policy in _policies())
 
 
+@pytest.mark.slow
 def test_a_budget_too_small_for_anything_valid_says_so_and_can_go_on(
     run: Run, capfd: pytest.CaptureFixture[str]
 ) -> None:

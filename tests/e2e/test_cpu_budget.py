@@ -72,6 +72,7 @@ def _trials(folder: Path, stage: str) -> list[str]:
     return [t["candidate"] for t in trials if t["row"] == "trial" and t["stage"] == stage]
 
 
+@pytest.mark.slow
 def test_one_product_that_takes_longer_than_the_budget_is_cut_short_and_the_next_run_goes_on(run: Run) -> None:
     """Twenty candidates of 0.3 s: the search ends after the first ones, and their finals take what needs a choice."""
     slow = ["shapes.items=[{M: 8, N: 32, K: 64}]", f"space.PACE_MS=[{','.join(map(str, range(300, 320)))}]"]

@@ -54,6 +54,7 @@ def start(site: Site) -> Start:
     return site.start
 
 
+@pytest.mark.slow
 def test_a_run_that_is_still_at_work_is_not_resumed(every_fault: Begun, refusal: Callable[..., str]) -> None:
     site, started = every_fault
     site.wait_for(started, "launch")
@@ -226,6 +227,7 @@ def _forkservers(started: Started) -> list[int]:
     return [pid for pid in own if b"forkserver" in Path(f"/proc/{pid}/cmdline").read_bytes()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "victims", [_forkservers, pytest.param(Started.workers, marks=pytest.mark.slow)], ids=["forkserver", "workers"]
 )
@@ -265,6 +267,7 @@ def test_workers_that_are_killed_for_ever_end_the_run_in_a_line(start: Start, si
     assert started.gone()
 
 
+@pytest.mark.slow
 def test_a_full_disk_ends_in_one_line_and_loses_nothing(start: Start, site: Site) -> None:
     paces = f"space.PACE_MS=[{','.join(str(i / 100) for i in range(120))}]"
     few_finals = "stages.screen.margin_pct=10"

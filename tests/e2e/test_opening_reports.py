@@ -34,6 +34,7 @@ class _User:
         return pages.read_text().splitlines() if pages.exists() else []
 
 
+@pytest.mark.slow
 def test_a_report_opens_where_it_is_wanted_and_not_without_a_display(tmp_path: Path, forked_programs: Forking) -> None:
     user = _User(tmp_path, forked_programs)
     [page] = user.opened_by(*RUN, "report=true", "open=true")

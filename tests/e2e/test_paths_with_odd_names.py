@@ -91,6 +91,7 @@ def test_what_is_printed_is_used_by_a_shell_whatever_the_name_and_the_locale(
             assert "$(printf" not in use
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [b"by\xfcte", pytest.param("ünï".encode(), marks=pytest.mark.slow)])
 def test_a_run_in_a_folder_that_no_locale_names_ends_well(name: bytes, tmp_path: Path) -> None:
     folder = os.path.join(os.fsencode(tmp_path), name)

@@ -80,6 +80,7 @@ def _whole(folder: Path) -> None:
     assert len((folder / "outputs" / "tuned" / "a8w8_blockscale_tuned_gemm.csv").read_text().splitlines()) == 5
 
 
+@pytest.mark.slow
 def test_candidates_are_introduced_with_their_builds(folder: Path) -> None:
     assert main([*WORDS, FOLDER, "executor.workers=2"]) == 0
     _whole(folder)

@@ -13,7 +13,7 @@ import pytest
 
 from gemmpipe.cli.main import main
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 COUNTING = """
 import json, sys

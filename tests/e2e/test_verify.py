@@ -125,6 +125,7 @@ def test_every_way_of_not_holding_is_told_and_decides_the_exit_code(
     assert Path(output).is_file(), "the table that was verified"
 
 
+@pytest.mark.slow
 def test_what_is_printed_tunes_stale_rows_again_as_they_were(verify: Verify, capfd: pytest.CaptureFixture[str]) -> None:
     """The user's own family, backends and space are not among those that a bare command line finds."""
     own = ("space.KIND=[right]", "space.PACE_MS=[0]")

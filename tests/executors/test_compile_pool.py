@@ -116,6 +116,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_a_hanging_compiler_does_not_outlive_a_killed_driver(tmp_path: Path) -> None:
     (tmp_path / "odd_kernels.py").write_text(KERNELS.replace("time.sleep", "open('hung', 'w'); time.sleep"))

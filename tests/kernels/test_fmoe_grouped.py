@@ -177,6 +177,7 @@ def test_only_few_tokens_are_ordered_by_one_launch(
     assert absent == {kernel for kernel in KERNELS if kernel.endswith(unused)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     (*NAMES_OF_CASE, "products"), few([(*case, products) for case in LAUNCHED for products in (1, 2)], 0)
 )

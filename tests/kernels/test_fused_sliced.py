@@ -70,6 +70,7 @@ def test_quantises_to_the_same_bits_as_the_quantiser(
     assert found["zeros"] < mnk[0] * mnk[1] / 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("gfx", "tile"),
     [

@@ -95,6 +95,7 @@ def points(name: str, gfx: str, m: int) -> list[Point]:
     return list(found.values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "gfx", "drawn"),
     [

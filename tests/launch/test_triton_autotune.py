@@ -48,6 +48,7 @@ def test_the_choice_of_a_worker_goes_to_the_finals() -> None:
         assert {"autotune", "checks", "finals"} <= set(found["purposes"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("gfx", "products"),
     [

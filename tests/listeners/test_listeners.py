@@ -183,6 +183,7 @@ def test_a_missing_package_is_known_before_the_run(
     assert refusal(*line) == f"listener={package} needs {package}: pip install 'gemmpipe[{package}]'"
 
 
+@pytest.mark.slow
 @pytest.mark.e2e
 def test_wandb_logs_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wandb = pytest.importorskip("wandb")

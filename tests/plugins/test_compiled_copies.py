@@ -34,6 +34,7 @@ def padded_scales(m: int, blocks: int) -> torch.Tensor:
     return torch.empty_strided((m, blocks), (1, (m + 3) // 4 * 4), dtype=torch.float32)
 
 
+@pytest.mark.slow
 def test_neither_operands_nor_the_output_are_copied(quantiser: None) -> None:
     seen: list[tuple[int, ...]] = []
 

@@ -215,6 +215,7 @@ def test_a_run_with_a_process_that_fails_prints_the_others(
     assert capsys.readouterr().out.splitlines()[2].split()[:5] == ["qwen3_8b_fp8", "16", "1600.0", "1760.0", "1.100"]
 
 
+@pytest.mark.slow
 @pytest.mark.e2e
 def test_a_limit_ends_the_run_with_what_was_measured(
     stand_in: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -90,7 +90,7 @@ COMMANDS: dict[str, tuple[Callable[[], Path], set[str]]] = {
     "report --watch": (lambda: _reported(watch=True), {"chosen", "killed", "running"}),
     "load": (
         lambda: api.load("last").folder,
-        {"chosen", "bucketed", "failed", "listed", "too late", "refused", "stopped"},
+        {"chosen", "bucketed", "failed", "too late"},
     ),
     "resume=": (
         lambda: find_run("resume", "last", None, False).folder,

@@ -76,6 +76,7 @@ def test_lines_have_the_colours_of_the_legend(browser: Any, run_page: Path, tabl
         page.close()
 
 
+@pytest.mark.slow
 def test_the_themes_differ_and_the_switch_changes_them(browser: Any, table_page: Path) -> None:
     background = "() => getComputedStyle(document.body).backgroundColor"
     light, _ = _open(browser, table_page)

@@ -48,6 +48,7 @@ old_numpy = pytest.mark.skipif(
 )
 
 
+@pytest.mark.slow
 @old_numpy
 def test_a_familys_own_kernel_runs_a_configuration_into_a_given_output(interpreted: Interpreted) -> None:
     _, found_by_family = interpreted

@@ -254,6 +254,7 @@ def test_the_process_tunes_the_most_called_first_and_each_family_in_its_own_run(
 STRANGE = "../../../x"
 
 
+@pytest.mark.slow
 @pytest.mark.e2e
 def test_a_row_of_the_queue_names_a_shipped_family_and_nothing_else(tmp_path: Path) -> None:
     """The real process: no cell becomes a file or an option, and valid rows are tuned."""

@@ -79,6 +79,7 @@ def _held_out(recording: RecordedSpace) -> list[object]:
     return list(groups_of(recording)[TUNED_ON:])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("seeds", "products"), [(3, 1), *(pytest.param(seeds, None, marks=pytest.mark.slow) for seeds in (3, 20))]
 )
@@ -103,6 +104,7 @@ def test_within_one_percent_at_a_tenth_of_the_evaluations(
     assert float(np.mean([float(str(row["score"])) for row in rows])) > 0.5
 
 
+@pytest.mark.slow
 def test_it_beats_random_search_and_learns_from_other_products(recordings: dict[str, RecordedSpace]) -> None:
     recording = recordings["h200_a8w8"]
     group = _held_out(recording)[0]

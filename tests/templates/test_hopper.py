@@ -204,6 +204,7 @@ def test_a_tile_of_any_columns_is_copied_whole_and_stored_by_parts(
     assert shapes[:3] == [boxes["x"][1], [columns, knobs["BLOCK_SIZE_K"]], boxes["out"][1]]
 
 
+@pytest.mark.slow
 @IN_PARTS
 @pytest.mark.parametrize(
     ("name", "block_m", "columns", "splits", "cluster"),
@@ -325,6 +326,7 @@ def _wave_knobs(rows: int, columns: int, slots: int, own_pace: bool, constant: b
     return {**knobs, **({"OWN_PACE": True} if own_pace else {}), **({"CONSTANT_NK": True} if constant else {})}
 
 
+@pytest.mark.slow
 @IN_PARTS
 @pytest.mark.parametrize(("tile", "loads"), few([*itertools.product(map(list, WAVES), LOADS)], 7), ids=str)
 def test_waves_of_a_tile_compile_within_the_registers(tile: list[Any], loads: str) -> None:

@@ -79,7 +79,7 @@ def _first_usable(name: str, rows: Sequence[Row], listing: CandidateList, contex
         except (UnusableRow, UserError) as error:
             reasons.append(str(error))
     missing = {
-        TUNED: "no row in the tables; tune it first",
+        TUNED: "no row in output= or the tables in use; tune it first, or output= names its table",
         OWN: _NO_JOURNAL,
     }
     return LineupEntry(name=name, reason=reasons[0] if reasons else missing[name])
