@@ -65,7 +65,7 @@ def _has_products_or_runs(folder: Path) -> bool:
 
 
 def _has_own_results(folder: Path) -> bool:
-    """False for a run that timed nothing: it merged tables, only listed problems, or found all of them tuned already."""
+    """False for a run that timed nothing: it merged tables, listed problems alone, or found all of them tuned."""
     if (folder / SELECTIONS).is_file():
         return True
     timed_before = (folder / REUSED).is_file() or only_listed(folder)
