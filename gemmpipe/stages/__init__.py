@@ -209,6 +209,11 @@ class Context:
             search_pool.close()
 
     @property
+    def device_count(self) -> int:
+        """The devices that time; 1 before the workers start, when stages are asked for their expected time too."""
+        return 1 if self.pool_or_none is None else len(self.pool_or_none.devices)
+
+    @property
     def pool(self) -> Pool:
         """The workers; only for stages with `uses_device`."""
         assert self.pool_or_none is not None, "a stage without uses_device used the pool"
@@ -266,8 +271,7 @@ class Stage(ABC):
 
     def expected_s(self, context: Context) -> float:
         """Its expected seconds for the problems of the context, before anything of them is known."""
-        devices = len(context.pool.devices) if context.pool_or_none is not None else 1
-        return len(context.problems) * self.usual_s(context.device) / devices
+        return len(context.problems) * self.usual_s(context.device) / context.device_count
 
     @abstractmethod
     def run(self, tables: "dict[str, pd.DataFrame]", context: Context) -> "dict[str, pd.DataFrame]":

@@ -63,7 +63,7 @@ class Bench(Stage):
 
     def finals_s(self, context: Context, *, compared: bool = False) -> Callable[[Mapping[str, float], int], float]:
         """The expected seconds of the finals on a GPU, as `Context.finals_s` has them; of a comparison: `compared`."""
-        usual_s, devices = self.usual_s(context.device), len(context.pool.devices)
+        usual_s, devices = self.usual_s(context.device), context.device_count
         if compared:
             costs = [self.cost(problem, context, all_rounds=True) for problem in context.problems]
             return lambda _, entries: sum(c.setup_s + entries * c.entry_s(None) for c in costs) / devices

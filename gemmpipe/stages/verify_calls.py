@@ -212,7 +212,7 @@ class VerifyCalls(Stage):
         if context.device.kind == "cpu":
             return 0.0
         each_s = (self.cost(problem, context.family, context.device).call_s(None) for problem in context.problems)
-        return sum(each_s) / len(context.pool.devices)
+        return sum(each_s) / context.device_count
 
     def run(self, tables: "dict[str, pd.DataFrame]", context: Context) -> "dict[str, pd.DataFrame]":
         """Returns `called`: a row per problem, candidate and layout, or with the error (`schema.CALLED`)."""

@@ -93,7 +93,7 @@ class Engine(Stage):
     def expected_s(self, context: Context) -> float:
         """Screening, compiling and finals of every engine's function."""
         each_s = _SCREENING_S + _FINALS_PER_PROBLEM * self.bench.usual_s(context.device)
-        devices = len(context.pool.devices) if context.pool_or_none is not None else 1
+        devices = context.device_count
         search_s = compile_seconds(calls=0) + len(context.problems) * each_s / devices
         return len(context.engine_targets) * search_s
 
