@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gemmpipe.backends.engine_compile import empty_meta, scales_shape
-from gemmpipe.backends.engine_functions import GEMM_FUNCTIONS, EngineFunction
+from gemmpipe.backends.engine_functions import GEMM_FUNCTIONS, EngineFunction, product_launch
 from gemmpipe.core.data import Build, Device, Knobs
 from gemmpipe.core.renamed import accept_old_methods
 from gemmpipe.core.spec import ROW
@@ -160,11 +160,7 @@ class EngineProduct(EngineImplementation):
         """The kernel, or the engine's function, which returns its own output; x_scale is passed row-major."""
         if not self.calls_engine:
             return self.kernel.bind(spec, knobs, device, inputs, prepared, out)
-        if inputs.x_scale is None or spec.w_scale is None:
-            raise ValueError("block scales are missing")
-        weights = prepared.weights
-        operands = (inputs.x, weights.w, inputs.x_scale.contiguous(), weights.w_scale)
-        return self.function.launch(operands, list(spec.w_scale.block), out.dtype, dict(knobs))
+        return product_launch(self.function, spec, inputs, prepared.weights, out.dtype, dict(knobs))
 
     def binder(self, spec: GemmSpec, knobs: Knobs, device: Device) -> Callable[[Operands], Launch]:
         """The kernel's binder, unless the engine's function is called."""

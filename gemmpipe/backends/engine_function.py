@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from gemmpipe.backends import Backend, engine_moe
 from gemmpipe.backends.engine_compile import empty_meta, scales_shape
-from gemmpipe.backends.engine_functions import GEMM_FUNCTIONS
+from gemmpipe.backends.engine_functions import GEMM_FUNCTIONS, product_launch
 from gemmpipe.core.data import Device, Knobs
 from gemmpipe.core.spec import ROW, Scaling
 from gemmpipe.family import Experts, GemmSpec, Inputs, Launch, Prepared
@@ -92,10 +92,7 @@ class _EngineFunction:
         weights = prepared.weights
         if spec.experts is not None:
             return engine_moe.launch(self.engine, spec, {}, inputs, weights)
-        if inputs.x_scale is None or spec.w_scale is None:
-            raise ValueError("block scales are missing")
-        operands = (inputs.x, weights.w, inputs.x_scale.contiguous(), weights.w_scale)
-        return GEMM_FUNCTIONS[self.engine].launch(operands, list(spec.w_scale.block), out.dtype, None)
+        return product_launch(GEMM_FUNCTIONS[self.engine], spec, inputs, weights, out.dtype, None)
 
 
 def _by_blocks(x_scale: Scaling | None, w_scale: Scaling | None) -> bool:

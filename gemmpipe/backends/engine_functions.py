@@ -16,7 +16,7 @@ from gemmpipe.core.errors import one_line
 if TYPE_CHECKING:
     import torch
 
-    from gemmpipe.family import Launch
+    from gemmpipe.family import GemmSpec, Inputs, Launch, Weights
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,6 +78,24 @@ class EngineFunction:
                 return call(*operands, block, dtype)
 
         return launch
+
+
+def product_launch(
+    function: EngineFunction,
+    spec: "GemmSpec",
+    inputs: "Inputs",
+    weights: "Weights",
+    dtype: "torch.dtype",
+    configuration: dict[str, Scalar] | None,
+) -> "Launch":
+    """A call of an engine's product by blocks, which returns its own output; x_scale is passed row-major.
+
+    Raises ValueError without block scales, RuntimeError if the engine cannot be imported.
+    """
+    if inputs.x_scale is None or spec.w_scale is None:
+        raise ValueError("block scales are missing")
+    operands = (inputs.x, weights.w, inputs.x_scale.contiguous(), weights.w_scale)
+    return function.launch(operands, list(spec.w_scale.block), dtype, configuration)
 
 
 @contextmanager

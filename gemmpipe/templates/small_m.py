@@ -204,12 +204,7 @@ class Sliced(SmallMKernel):
         # A warp holds the whole tile: its sum, with block scales also a step's product, and its slice of both operands.
         sums = (2 if scale_granularity(spec) == "block" else 1) * m * n // device.warp_size
         held = sums + int((m + n) * depth * element_bytes(spec.x_dtype)) // (4 * device.warp_size)
-        if held > _MAX_REGISTERS:
-            return f"registers: {held} per thread for sums and operands, beyond {_MAX_REGISTERS} the compiler spills"
-        needed = sliced_shared_bytes(spec, m, n, k, warps, stages)
-        if needed > device.shared_bytes:
-            return f"shared memory: about {needed} bytes, {device.shared_bytes} per block on {device.gfx}"
-        return None
+        return sliced_resources_violation(held, sliced_shared_bytes(spec, m, n, k, warps, stages), device)
 
     def dominated_reason(self, spec: GemmSpec, knobs: Knobs, device: Device) -> str | None:
         """`rule: detail` for more rows than every program can read again and tiles mostly of padding, or None."""
@@ -237,6 +232,15 @@ class Sliced(SmallMKernel):
             **load_constants(spec, knobs),
             "STAGES": knobs["num_stages"],
         }
+
+
+def sliced_resources_violation(registers: int, shared_bytes: int, device: Device) -> str | None:
+    """`rule: detail` for so many registers per thread and so much shared memory of a program, or None."""
+    if registers > _MAX_REGISTERS:
+        return f"registers: {registers} per thread for sums and operands, beyond {_MAX_REGISTERS} the compiler spills"
+    if shared_bytes > device.shared_bytes:
+        return f"shared memory: about {shared_bytes} bytes, {device.shared_bytes} per block on {device.gfx}"
+    return None
 
 
 def sliced_shared_bytes(spec: GemmSpec, m: int, n: int, k: int, slices: int, stages: int) -> int:

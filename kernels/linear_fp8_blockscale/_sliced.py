@@ -16,14 +16,12 @@ from gemmpipe.templates.params import (
     tile_constants,
 )
 from gemmpipe.templates.quantise import by_row, quantised_spec, weight_only_violation
-from gemmpipe.templates.small_m import SmallMKernel
+from gemmpipe.templates.small_m import SmallMKernel, sliced_resources_violation
 
 _ROWS = (1, 8, 16)
 """Rows of x of a tile: a single one, or all columns of one or two matrix instructions."""
 _MMA_COLUMNS, _MMA_ROWS = 8, 16
 _MAX_ROWS = 16
-_MAX_REGISTERS = 192
-"""Per thread for sums and operands."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,12 +51,7 @@ class FusedSliced(SmallMKernel):
         # A warp holds the sum, a step's product, its slice of w in 8 bits and of x in 32.
         columns = max(m, _MMA_COLUMNS)
         held = (2 * columns * n + SCALE_BLOCK * (n // 4 + m)) // device.warp_size
-        if held > _MAX_REGISTERS:
-            return f"registers: {held} per thread for sums and operands, beyond {_MAX_REGISTERS} the compiler spills"
-        needed = fused_sliced_shared_bytes(m, n, warps, stages)
-        if needed > device.shared_bytes:
-            return f"shared memory: about {needed} bytes, {device.shared_bytes} per block on {device.gfx}"
-        return None
+        return sliced_resources_violation(held, fused_sliced_shared_bytes(m, n, warps, stages), device)
 
     def dominated_reason(self, spec: GemmSpec, knobs: Knobs, device: Device) -> str | None:
         """`rule: detail` for more rows than every program can quantise again and tiles of other rows, or None."""
