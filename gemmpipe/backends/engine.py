@@ -6,8 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gemmpipe.backends.engine_compile import empty_meta, scales_shape
-from gemmpipe.backends.engine_functions import GEMM_FUNCTIONS, EngineFunction, product_launch
+from gemmpipe.backends.engine_functions import GEMM_FUNCTIONS, EngineFunction, product_launch, product_on_meta
 from gemmpipe.core.data import Build, Device, Knobs
 from gemmpipe.core.renamed import accept_old_methods
 from gemmpipe.core.spec import ROW
@@ -134,15 +133,7 @@ class EngineProduct(EngineImplementation):
 
     def call_on_meta(self, spec: GemmSpec, knobs: Knobs) -> None:
         """The function on operands without memory. Raises ValueError without block scales."""
-        from gemmpipe.family.operands import torch_dtype
-
-        if spec.x_scale is None or spec.w_scale is None:
-            raise ValueError("block scales are missing")
-        x, w = empty_meta((spec.m, spec.k), spec.x_dtype), empty_meta((spec.n, spec.k), spec.w_dtype)
-        x_scale = empty_meta(scales_shape(spec.x_scale, spec.m, spec.k), spec.x_scale.dtype)
-        w_scale = empty_meta(scales_shape(spec.w_scale, spec.n, spec.k), spec.w_scale.dtype)
-        operands = (x, w, x_scale, w_scale)
-        self.function.launch(operands, list(spec.w_scale.block), torch_dtype(spec.out_dtype), dict(knobs))()
+        product_on_meta(self.function, spec, dict(knobs))
 
     def exact_form(self) -> "EngineProduct":
         """With the kernel's own form for the finals."""

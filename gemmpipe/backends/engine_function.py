@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from gemmpipe.backends import Backend, engine_moe
-from gemmpipe.backends.engine_compile import empty_meta, scales_shape
-from gemmpipe.backends.engine_functions import GEMM_FUNCTIONS, product_launch
+from gemmpipe.backends.engine_functions import GEMM_FUNCTIONS, product_launch, product_on_meta
 from gemmpipe.core.data import Device, Knobs
 from gemmpipe.core.spec import ROW, Scaling
 from gemmpipe.family import Experts, GemmSpec, Inputs, Launch, Prepared
@@ -75,15 +74,7 @@ class _EngineFunction:
 
     def call_on_meta(self, spec: GemmSpec, knobs: Knobs) -> None:
         """The function on operands without memory. Raises ValueError for other operands than a product's by blocks."""
-        from gemmpipe.family.operands import torch_dtype
-
-        if spec.x_scale is None or spec.w_scale is None:
-            raise ValueError("block scales are missing")
-        x, w = empty_meta((spec.m, spec.k), spec.x_dtype), empty_meta((spec.n, spec.k), spec.w_dtype)
-        x_scale = empty_meta(scales_shape(spec.x_scale, spec.m, spec.k), spec.x_scale.dtype)
-        w_scale = empty_meta(scales_shape(spec.w_scale, spec.n, spec.k), spec.w_scale.dtype)
-        operands, dtype = (x, w, x_scale, w_scale), torch_dtype(spec.out_dtype)
-        GEMM_FUNCTIONS[self.engine].launch(operands, list(spec.w_scale.block), dtype, None)()
+        product_on_meta(GEMM_FUNCTIONS[self.engine], spec, None)
 
     def bind(
         self, spec: GemmSpec, knobs: Knobs, device: Device, inputs: Inputs, prepared: Prepared, out: "torch.Tensor"

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from gemmpipe.backends.engine_compile import empty_meta, scales_shape
 from gemmpipe.core.data import Scalar
 from gemmpipe.core.errors import one_line
 
@@ -96,6 +97,19 @@ def product_launch(
         raise ValueError("block scales are missing")
     operands = (inputs.x, weights.w, inputs.x_scale.contiguous(), weights.w_scale)
     return function.launch(operands, list(spec.w_scale.block), dtype, configuration)
+
+
+def product_on_meta(function: EngineFunction, spec: "GemmSpec", configuration: dict[str, Scalar] | None) -> None:
+    """Call an engine's product by blocks on operands without memory. Raises ValueError without block scales."""
+    from gemmpipe.family.operands import torch_dtype
+
+    if spec.x_scale is None or spec.w_scale is None:
+        raise ValueError("block scales are missing")
+    x, w = empty_meta((spec.m, spec.k), spec.x_dtype), empty_meta((spec.n, spec.k), spec.w_dtype)
+    x_scale = empty_meta(scales_shape(spec.x_scale, spec.m, spec.k), spec.x_scale.dtype)
+    w_scale = empty_meta(scales_shape(spec.w_scale, spec.n, spec.k), spec.w_scale.dtype)
+    operands, dtype = (x, w, x_scale, w_scale), torch_dtype(spec.out_dtype)
+    function.launch(operands, list(spec.w_scale.block), dtype, configuration)()
 
 
 @contextmanager
