@@ -241,16 +241,17 @@ def run(plan: Plan, events: Events) -> int:
             )
         context.time_account.spent_s["start"] = time.monotonic() - started
         stopped_early = False
-        try:
-            tables = run_upfront_stages(plan, tables, context)
-            context = _with_devices(plan, devices, context, stack)
-            stop.has_workers = context.pool_or_none is not None
-            tables = run_batched_stages(plan, tables, context)
-            code = 1 if context.unsolved else 0
-        except Interrupted as stopped:
-            tables = finish_completed(plan, tables, context)
-            code, stopped_early = stopped.exit_code, True
-            _emit_saved(plan, events)
+        with context.time_account.timed("between"):
+            try:
+                tables = run_upfront_stages(plan, tables, context)
+                context = _with_devices(plan, devices, context, stack)
+                stop.has_workers = context.pool_or_none is not None
+                tables = run_batched_stages(plan, tables, context)
+                code = 1 if context.unsolved else 0
+            except Interrupted as stopped:
+                tables = finish_completed(plan, tables, context)
+                code, stopped_early = stopped.exit_code, True
+                _emit_saved(plan, events)
         with context.time_account.timed("write"):
             manifest.write_tables(plan, tables, context.problems)
         wall_s = time.monotonic() - started
