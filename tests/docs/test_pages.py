@@ -23,9 +23,8 @@ sys.path.insert(0, str(ROOT / "docs" / "examples"))
 
 from make_h200_report import unpack  # noqa: E402 - a folder that is no package
 
-RECORDS = ("docs/results.md",)
-"""Pages with outputs of earlier measurements: they are records, not instructions."""
-PAGES = [path for path in sorted(ROOT.glob("docs/**/*.md")) if str(path.relative_to(ROOT)) not in RECORDS]
+PAGES = [path for path in sorted(ROOT.glob("docs/**/*.md")) if "results" not in path.relative_to(ROOT / "docs").parts]
+"""All but docs/results/, whose commands and outputs are records of earlier measurements, not instructions."""
 IMPLIED = (
     "no such f",
     "not found",
