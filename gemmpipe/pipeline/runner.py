@@ -240,18 +240,18 @@ def run(plan: Plan, events: Events) -> int:
                 plan.family, record, context.engine_targets, per_problem=context.per_problem
             )
         context.time_account.spent_s["start"] = time.monotonic() - started
+        stack.enter_context(context.time_account.timed("between"))  # what no other purpose within it names
         stopped_early = False
-        with context.time_account.timed("between"):
-            try:
-                tables = run_upfront_stages(plan, tables, context)
-                context = _with_devices(plan, devices, context, stack)
-                stop.has_workers = context.pool_or_none is not None
-                tables = run_batched_stages(plan, tables, context)
-                code = 1 if context.unsolved else 0
-            except Interrupted as stopped:
-                tables = finish_completed(plan, tables, context)
-                code, stopped_early = stopped.exit_code, True
-                _emit_saved(plan, events)
+        try:
+            tables = run_upfront_stages(plan, tables, context)
+            context = _with_devices(plan, devices, context, stack)
+            stop.has_workers = context.pool_or_none is not None
+            tables = run_batched_stages(plan, tables, context)
+            code = 1 if context.unsolved else 0
+        except Interrupted as stopped:
+            tables = finish_completed(plan, tables, context)
+            code, stopped_early = stopped.exit_code, True
+            _emit_saved(plan, events)
         with context.time_account.timed("write"):
             manifest.write_tables(plan, tables, context.problems)
         wall_s = time.monotonic() - started
@@ -260,8 +260,7 @@ def run(plan: Plan, events: Events) -> int:
         for line in problem_lines(plan, context.problems, context.already_tuned) if lists_only(plan) else ():
             events.emit("line", line)
         summary.report_run(plan, tables, context, resources, wall_s, code, stopped_early=stopped_early)
-    if plan.report:
-        _write_report(plan, events)  # after the journal is closed: the run has ended
+    _write_report(plan, events)  # after the journal is closed: the run has ended
     return code
 
 
@@ -272,7 +271,9 @@ def _emit_saved(plan: Plan, events: Events) -> None:
 
 
 def _write_report(plan: Plan, events: Events) -> None:
-    """Write report.html; what it cannot show is a warning, as the run's results are on the disk."""
+    """Write report.html if the plan asks for it; a failure is a warning, as the run's results are on the disk."""
+    if not plan.report:
+        return
     from gemmpipe.report.html import write
     from gemmpipe.report.reading import read_run
 
