@@ -175,7 +175,7 @@ def run(
 
 
 def load(run: str | Path = "last") -> RunResult:
-    """The result of the finished run in a folder, or of the last one in `outputs/runs` for "last".
+    """The result of the finished run in a folder; for "last" of the newest one in `outputs/runs` that timed something.
 
     Raises UserError if there is none.
     """
