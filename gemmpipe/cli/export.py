@@ -123,11 +123,21 @@ def _installed_lines(folder: Path, found: "Sequence[InstalledFile]") -> list[str
 def _export(request: _Request) -> list[str]:
     choices = find_choices("export", request.place, request.kernel, request.config_dir)
     events = Events(listeners=[_print_event])
-    if request.target == "plugin":
-        return _plugin(request, choices, events)
     if request.target == "aiter":
         return _aiter(request, choices, events)
-    return _engine(request, choices, events)
+    lines = _plugin(request, choices, events) if request.target == "plugin" else _engine(request, choices, events)
+    _warn_of_provisional_rows(request, choices, events)
+    return lines
+
+
+def _warn_of_provisional_rows(request: _Request, choices: "Choices", events: Events) -> None:
+    """Warn where an engine gets rows that were timed on a shared device, or from a search that was cut short."""
+    from gemmpipe.tables.merge import provisional_text
+
+    form = "" if request.target == "plugin" else request.target
+    chosen = choices.selections[choices.selections["format"].fillna("") == form]
+    if "policy" in chosen and (text := provisional_text(chosen["policy"])):
+        events.emit("warning", f"{request.target}: {text}; retune=true on an idle device replaces them")
 
 
 def _print_event(event: Event) -> None:
@@ -274,19 +284,19 @@ def _aiter(request: _Request, choices: "Choices", events: Events) -> list[str]:
         raise UserError(
             f"aiter: {choices.place} has no row with a kernel of aiter; expected backend=[aiter] in the run"
         )
-    _warn_of_cpu_rows(request, choices, events)
+    _warn_of_other_devices(choices, events)
     variable = f"AITER_CONFIG_{choices.family.aiter_table.variable}"
     return [f"export {variable}={shell_quote(str(files[0].absolute()))}"]
 
 
-def _warn_of_cpu_rows(request: _Request, choices: "Choices", events: Events) -> None:
-    """Warn where no row can answer in an engine, which runs on a GPU."""
+def _warn_of_other_devices(choices: "Choices", events: Events) -> None:
+    """Warn where no row can answer in aiter, which runs on AMD GPUs."""
     from gemmpipe.pipeline.export import architectures_of
 
     found = architectures_of(choices)
-    if found and all(gfx.startswith("cpu") for gfx in found):
-        text = f"{request.target}: all rows are of a CPU: an engine on a GPU answers with none of them"
-        events.emit("warning", text)
+    if found and not any(gfx.startswith("gfx") for gfx in found):
+        names = ", ".join(dict.fromkeys("a CPU" if gfx.startswith("cpu") else gfx for gfx in found))
+        events.emit("warning", f"aiter: all rows are of {names}: aiter, on an AMD GPU, answers with none of them")
 
 
 def _plugin(request: _Request, choices: "Choices", events: Events) -> list[str]:
@@ -296,13 +306,40 @@ def _plugin(request: _Request, choices: "Choices", events: Events) -> list[str]:
 
     table = own_table(choices, Path(request.output) if request.output else None, events).absolute()
     switch = plugin_switch([column.name for column in choices.family.key_columns])
-    _warn_of_cpu_rows(request, choices, events)
-    lines = [f"table {table}"]
+    lines = [f"table {table}", *_answering_rows(table, choices, events)]
     served = choices.shapes.get("engine")
     for engine in [served] if served in ENGINES else ENGINES:
         server = _server(request, str(engine), choices)
         lines += plugin_lines(server, tables_variable(choices.family.name), table, switch)
     return [*lines, *_untimed_libraries(request, choices, [str(served)] if served in ENGINES else ENGINES)]
+
+
+def _answering_rows(table: Path, choices: "Choices", events: Events) -> list[str]:
+    """How many rows a plug-in can use, and why not the others; a warning where it uses none.
+
+    A run timed its own rows, so that only its family and its device can be in the way.
+    """
+    from gemmpipe.plugins.scope import unserved_reason
+
+    if choices.is_run:
+        if reason := unserved_reason(choices.family.name, choices.device.gfx):
+            events.emit("warning", f"plugin: no row can answer in an engine: {reason}")
+        return []
+    from gemmpipe.plugins.tuned_products import count_answering_rows
+    from gemmpipe.tables import store
+
+    with announced("checking the kernels of the rows"):
+        loaded = store.load(table, choices.family)
+        count, reasons = count_answering_rows(choices.family, loaded.rows)
+    reasons.update({"not timed": len(loaded.refused)} if loaded.refused else {})
+    why = "; ".join(f"{reason} ({rows:,})" for reason, rows in reasons.most_common())
+    text = (
+        f"{count:,} of {counted(count + reasons.total(), 'row')} can answer in an engine{f'; not: {why}' * bool(why)}"
+    )
+    if count:
+        return [text]
+    events.emit("warning", f"plugin: {text}")
+    return []
 
 
 def _untimed_libraries(request: _Request, choices: "Choices", engines: Sequence[str]) -> list[str]:

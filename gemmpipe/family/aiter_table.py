@@ -2,7 +2,7 @@
 
 import csv
 import io
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gemmpipe.core.data import Scalar
@@ -56,14 +56,19 @@ class AiterTable:
         return count.bit_length() - 1
 
 
-def render(rows: Iterable[Mapping[str, Scalar]], table: AiterTable, dtypes: Iterable[str]) -> str:
-    """The table's text; `dtypes` are the key columns written as `torch.bfloat16`. Raises UserError like `cell`."""
-    named = set(dtypes)
+def render(
+    rows: Iterable[Mapping[str, Scalar]], table: AiterTable, dtypes: Iterable[str], more: Sequence[str] = ()
+) -> str:
+    """The table's text; `dtypes` are the key columns written as `torch.bfloat16`, `more` the columns after aiter's.
+
+    Raises UserError like `cell`.
+    """
+    named, columns = set(dtypes), (*table.columns, *more)
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow((*DEVICE_COLUMNS, *table.columns))
+    writer.writerow((*DEVICE_COLUMNS, *columns))
     for row in rows:
-        writer.writerow([row["gfx"], row["cu_num"], *(_text(row, name, table, named) for name in table.columns)])
+        writer.writerow([row["gfx"], row["cu_num"], *(_text(row, name, table, named) for name in columns)])
     return out.getvalue()
 
 

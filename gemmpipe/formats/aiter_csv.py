@@ -17,7 +17,7 @@ from gemmpipe.family.dtypes import DTYPES_16BIT
 from gemmpipe.family.problem import is_missing
 from gemmpipe.formats import Format, Target
 from gemmpipe.formats.native import unite_into
-from gemmpipe.tables.merge import Row, is_timed
+from gemmpipe.tables.merge import Row, is_provisional, is_timed, provisional_text
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -31,6 +31,7 @@ _AITER_LIBTYPES = ("ck", _ASSEMBLY)
 _BY_NUMBER = "kernels without a name, by which aiter finds them"
 _NAME = "kernelName"
 """The knob of an assembly kernel that holds aiter's name of it."""
+_POLICY = "policy"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +65,8 @@ class AiterCsv(Format):
             target.warn(f"aiter: {counted(untimed, 'row')} without a time left out")
         if not len(kept):
             return []
+        if marked := provisional_text(kept[_POLICY]):
+            target.warn(f"aiter: {marked}: aiter uses them as the others; the column {_POLICY} marks them")
         if "place" not in kept:
             nothing = pd.Series([dict[str, Scalar]() for _ in range(len(kept))], index=kept.index, dtype=object)
             kept = kept.assign(place=f"run {target.run_id}:0", extra=nothing)
@@ -79,9 +82,14 @@ class AiterCsv(Format):
 
 
 def _text(rows: Sequence[Row], family: Family, extra: Sequence[str], *, dtypes: Sequence[str]) -> str:
-    """The CSV text without foreign columns and rows without a time: aiter would take 0 as the fastest time."""
+    """The CSV text without foreign columns and rows without a time: aiter would take 0 as the fastest time.
+
+    A provisional row keeps its mark in the column `policy`, after aiter's: its readers find columns by name.
+    """
     assert family.aiter_table is not None
-    return render([row for row in rows if is_timed(row)], family.aiter_table, dtypes)
+    timed = [row for row in rows if is_timed(row)]
+    marks = (_POLICY,) if any(is_provisional(row.get(_POLICY)) for row in timed) else ()
+    return render(timed, family.aiter_table, dtypes, marks)
 
 
 def _aiter_kernel_name(row: Mapping[str, Scalar]) -> str:

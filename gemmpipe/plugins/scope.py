@@ -18,7 +18,16 @@ KINDS = (LINEAR, MOE)
 """The kinds of layers of every engine: linear layers, and mixtures of experts."""
 BF16, FP8_BLOCKS, FP8_ROWS, EXPERTS = "linear bf16", "linear fp8 by blocks", "linear fp8 by row", "experts"
 """Products of layers, as the start line names them."""
+FAMILIES = ("a16w16", "a8w8", "a8w8_blockscale", "fmoe")
+"""The families of engines' layers: bf16 and fp16, fp8 by row, fp8 by blocks, experts."""
 _OFF_WORDS = frozenset({OFF, "0", "false", "no", "none"})
+
+
+def unserved_reason(family: str, gfx: str) -> str:
+    """Why no plug-in computes a layer with rows of this family and architecture; empty if one may."""
+    if family not in FAMILIES:
+        return f"no layer of an engine is a product of {family}"
+    return "" if gfx.startswith("sm_") else f"of {gfx}: the plug-ins need an NVIDIA GPU"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,21 +5,24 @@ Only rows with a candidate that reads the weight in the engine's own form count:
 """
 
 import hashlib
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 
 import gemmpipe
 from gemmpipe.core.data import Device, Scalar
+from gemmpipe.core.device import target_device
 from gemmpipe.core.errors import UserError
 from gemmpipe.core.files import read_regular
 from gemmpipe.family import Family, Implementation, load_family
+from gemmpipe.plugins.scope import FAMILIES, unserved_reason
 from gemmpipe.runtime.dispatch import dispatch_of
-from gemmpipe.runtime.select import RunnableCandidate, first_usable
+from gemmpipe.runtime.select import RunnableCandidate, first_usable, usable_candidate
 from gemmpipe.runtime.tables import table_layers
 from gemmpipe.tables.merge import Row
+from gemmpipe.tables.recorded import UnusableRow
 
-FAMILIES = ("a16w16", "a8w8", "a8w8_blockscale", "fmoe")
-"""The families of engines' layers: bf16 and fp16, fp8 by row, fp8 by blocks, experts."""
 _MAX_TABLE_BYTES = 1_000_000_000
 _KEPT_COPY = "_copy"
 """The end of torch's methods that keep a converted weight; its other methods keep nothing."""
@@ -39,6 +42,26 @@ def usable_rows(family: Family, alternatives: Iterable[Row], device: Device) -> 
         found is not None and reads_weight_as_given(found[0])
         for found in (first_usable(family, (row,), device) for row in alternatives)
     )
+
+
+def count_answering_rows(family: Family, rows: Iterable[Row]) -> tuple[int, Counter[str]]:
+    """(number of rows with which a plug-in can compute a layer on the row's own device, number of others by reason)."""
+    reasons = Counter(_unanswering_reason(family, row) for row in rows)
+    return reasons.pop("", 0), reasons
+
+
+def _unanswering_reason(family: Family, row: Row) -> str:
+    """Why no layer of an engine is computed with the row; empty if one can be, with what is installed here."""
+    gfx, units = str(row["gfx"]), row["cu_num"]
+    if reason := unserved_reason(family.name, gfx):
+        return reason
+    try:
+        device = replace(target_device(gfx), cu_num=int(str(units)))
+        spec = family.spec(family.problem(tuple((c.name, row[c.name]) for c in family.key_columns)))
+        found = usable_candidate(family, row, spec, device)
+    except (UserError, UnusableRow) as reason:
+        return str(reason)
+    return "" if reads_weight_as_given(found) else f"{found.candidate.backend} keeps another form of the weight"
 
 
 def has_rows(family: str, device: Device, wanted: Mapping[str, Scalar]) -> bool:

@@ -12,6 +12,7 @@ from functools import lru_cache
 from typing import NamedTuple, TypeVar
 
 from gemmpipe.core.data import Scalar, is_plausible_time_us
+from gemmpipe.core.events import counted, verb
 from gemmpipe.core.schema import RESULT
 from gemmpipe.family import Family
 
@@ -26,6 +27,7 @@ SHARED_CPU = "shared_cpu"
 """In the policy of a row that was timed while other processes used the cores."""
 CUT_SHORT = "cut_short"
 """In the policy of a row from a search that ended early."""
+_PROVISIONAL = frozenset((SHARED_GPU, SHARED_CPU, CUT_SHORT))
 
 REPLAYED = "replayed"
 """In the policy of a row of a replay (gemmpipe demo): its time is of a recording, and no table takes it."""
@@ -34,7 +36,18 @@ REPLAYED = "replayed"
 @lru_cache(maxsize=256)  # a table has many rows and few policies
 def is_provisional(policy: Scalar) -> bool:
     """True if a row of this policy only fills a gap: a full row replaces it."""
-    return any(word in str(policy or "").split() for word in (SHARED_GPU, SHARED_CPU, CUT_SHORT))
+    return any(word in str(policy or "").split() for word in _PROVISIONAL)
+
+
+def provisional_text(policies: Iterable[Scalar]) -> str:
+    """`2 of 3 rows are provisional (shared_cpu)` for the policies of rows; empty if none is."""
+    known = [str(policy or "").split() for policy in policies]
+    marked = [words for words in known if not _PROVISIONAL.isdisjoint(words)]
+    if not marked:
+        return ""
+    why = sorted(_PROVISIONAL.intersection(word for words in marked for word in words))
+    are = verb(len(marked), "is", "are")
+    return f"{len(marked):,} of {counted(len(known), 'row')} {are} provisional ({', '.join(why)})"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -11,6 +11,9 @@ from gemmpipe.cli.main import main
 from gemmpipe.core.device import gpu_kind
 from gemmpipe.core.errors import EnvironmentProblem
 from gemmpipe.engines.own_kernel import own_kernel
+from gemmpipe.family import load_family
+from gemmpipe.tables import store
+from gemmpipe.tables.merge import is_provisional
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "docs" / "examples"))
 
@@ -54,7 +57,7 @@ def test_a_run_that_timed_the_form_is_exported_later(capfd: pytest.CaptureFixtur
     assert f": {own}" in out, "dense files must lie in the package"
     assert export(str(run_folder()), "plugin", "output=table") == 0
     out = capfd.readouterr().out
-    assert "warning: plugin: all rows are of a CPU" in out
+    assert "warning: plugin: no row can answer in an engine: no layer of an engine is a product of engine_like" in out
     table = pd.read_csv("table/engine_like_tuned_gemm.csv")
     pd.testing.assert_frame_equal(table, pd.read_csv("first/engine_like_tuned_gemm.csv"))
     assert f"GEMMPIPE_CONFIG_ENGINE_LIKE={Path('table').resolve()}/engine_like_tuned_gemm.csv" in out
@@ -172,6 +175,51 @@ def test_the_kernel_of_a_table_with_a_name_of_its_own(h200_tables: Path, capfd: 
     assert f"expected 'gemmpipe export {table} kernel=a16w16 plugin'" in capfd.readouterr().err
     assert main(["export", str(table), "plugin", "kernel=a16w17"]) == 2
     assert capfd.readouterr().err.endswith("gemmpipe: kernel=a16w17: no such family; did you mean 'a16w16'?\n")
+
+
+def _table(name: str, *rows: dict[str, object]) -> Path:
+    """A native table of 16-bit products with torch's product, except for the cells of `rows`."""
+    key = {"gfx": "gfx942", "cu_num": 304, "M": 1, "N": 1280, "K": 8192, "bias": False, "dtype": "torch.bfloat16"}
+    key |= {"outdtype": "torch.bfloat16", "scaleAB": False, "bpreshuffle": False, "libtype": "torch", "splitK": 1}
+    result = {"us": 4.5, "kernelName": "torch", "config": '{"method":"mm"}', "policy": "graph", "run_id": "r1"}
+    pd.DataFrame([{**key, **result, **row} for row in rows]).to_csv(name, index=False)
+    return Path(name)
+
+
+def test_a_provisional_row_stays_provisional_in_aiters_table(capfd: pytest.CaptureFixture[str]) -> None:
+    family = load_family("a16w16")
+    rows = ({"M": 1, "policy": "graph shared_gpu"}, {"M": 2})
+    assert main(["export", str(_table("bf16_tuned_gemm.csv", *rows)), "aiter", "output=out"]) == 0
+    assert "warning: aiter: 1 of 2 rows is provisional (shared_gpu)" in capfd.readouterr().out
+    written = Path("out/aiter/bf16_tuned_gemm.csv")
+    provisional = {row["M"]: is_provisional(row["policy"]) for row in store.read(written, family)}
+    assert provisional == {1: True, 2: False}
+    alone = _table("alone_bf16_tuned_gemm.csv", {"M": 1, "us": 9.0}, {"M": 2})
+    assert main(["export", str(alone), "aiter", "output=out"]) == 0
+    assert "provisional (shared_gpu)" not in capfd.readouterr().err
+    (first, *_) = store.read(written, family)
+    assert first["us"] == 9.0, "a row that was timed alone replaces it"
+    assert written.read_text().splitlines()[0].endswith(",tflops,bw"), "aiter's own columns suffice again"
+
+
+def test_the_rows_of_a_table_that_an_engine_can_use_are_counted(
+    h200_tables: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    table = Path("bf16_tuned_gemm.csv")
+    ours = (h200_tables / table.name).read_text().splitlines()
+    table.write_text("".join(f"{line}\n" for line in ours[:3]))
+    assert main(["export", str(table), "plugin"]) == 0
+    assert "\n2 of 2 rows can answer in an engine\n" in capfd.readouterr().out
+    known = pd.read_csv(table, dtype=str)
+    rows = [{"gfx": "gfx942", "cu_num": 304}, {"libtype": "flydsl", "M": "3"}]
+    pd.DataFrame([*known.to_dict("records"), *({**known.iloc[0], **row} for row in rows)]).to_csv(table, index=False)
+    assert main(["export", str(table), "plugin"]) == 0
+    out = capfd.readouterr().out
+    assert "2 of 4 rows can answer in an engine; not: of gfx942: the plug-ins need an NVIDIA GPU (1); " in out
+    assert "backend: no 'flydsl' in this installation (1)" in out
+    theirs = _table("theirs_bf16_tuned_gemm.csv", {"libtype": "asm", "config": None, "kernelName": "_ZN5a"})
+    assert main(["export", str(theirs), "plugin"]) == 0
+    assert "warning: plugin: 0 of 1 row can answer in an engine; not: of gfx942" in capfd.readouterr().out
 
 
 def test_a_run_names_its_kernel(capfd: pytest.CaptureFixture[str]) -> None:
