@@ -44,6 +44,7 @@ from gemmpipe.report.lines import Line, fitted
 
 if TYPE_CHECKING:
     from gemmpipe.engines.server_log import ServerLog
+    from gemmpipe.sources.model.engine import ServedModel
 
 HELP = """gemmpipe doctor engine=vllm|sglang [args='--linear-backend triton ...'] [run=last|DIR|TABLE] [model=DIR]
 gemmpipe doctor log=server.log [...]
@@ -103,12 +104,17 @@ class _Request:
     """Arguments of `args=` that the rules do not depend on."""
     timed: TimedRun | None
     """That of `run=`."""
-    sizes: Mapping[str, Sequence[tuple[int, int]]] | None
-    """Kind of layers -> (N, K) of the products of `model=`; None without it."""
+    served: "ServedModel | None"
+    """The model of `model=`; None without it."""
     model: str
     """As given by `model=`; empty without it."""
     device_note: str
     """Where the device is from, if neither from `target=` nor from this machine."""
+
+    @property
+    def sizes(self) -> Mapping[str, Sequence[tuple[int, int]]] | None:
+        """Kind of layers -> (N, K) of the products of the model; None without one."""
+        return self.served.sizes if self.served is not None else None
 
 
 def run(line: CommandLine) -> int:
@@ -151,7 +157,7 @@ def _request(line: CommandLine) -> _Request:
         timed=replace(timed, model=_served_model(given["model"]), arguments=tuple(shlex.split(given["args"])))
         if timed is not None
         else None,
-        sizes=_model_sizes(engine, given["model"], flags, gfx) if given["model"] else None,
+        served=_served(engine, given["model"], flags, gfx) if given["model"] else None,
         model=given["model"],
         device_note=device_note,
     )
@@ -198,17 +204,15 @@ def _arguments(rules: EngineRules) -> set[str]:
     return {*EXPERT_ARGUMENTS, *(layer.flag.lstrip("-").replace("-", "_") for layer in rules.layers if layer.flag)}
 
 
-def _model_sizes(
-    engine: str, model: str, flags: Mapping[str, str], gfx: str
-) -> Mapping[str, Sequence[tuple[int, int]]]:
-    """Kind of layers -> (N, K) of a model's products on one device of the server. Raises UserError."""
-    from gemmpipe.sources.model.engine import served_sizes
+def _served(engine: str, model: str, flags: Mapping[str, str], gfx: str) -> "ServedModel":
+    """A model on one device of the server. Raises UserError."""
+    from gemmpipe.sources.model.engine import served_model
 
     tp = _degree(flags, *_TENSOR_PARALLEL)
     expert_parallel = Situation(gfx=gfx, flags=flags).expert_parallel
     ep = tp if engine == VLLM else _degree(flags, "ep_size", "expert_parallel_size")
     try:
-        return served_sizes(engine, model, tp, ep if expert_parallel else 1, gfx)
+        return served_model(engine, model, tp, ep if expert_parallel else 1, gfx)
     except UserError as error:  # of the source's key, which nobody typed here
         text = str(error)
         raise UserError(f"model{text.removeprefix(key)}" if text.startswith(key := "shapes.path") else text) from None
@@ -313,15 +317,13 @@ def _report(request: _Request) -> Iterator[str]:
             yield f"  {layer.kind:<22} none in the model"
             continue
         yield from _layer_lines(layer, _chosen(request, layer))
+    if request.served is not None:
+        yield from _other_experts(request.served, title)
     yield from _file_lines(request)
     if request.log is not None:
         yield from _log_lines(request.log, request.log_path, title)
-    if request.model:
-        yield f"tunes its products, {title}'s own library among the candidates: {_tuning_command(request)}"
-        if request.sizes is not None and (EXPERTS_BLOCKS in request.sizes or EXPERTS_SIXTEEN in request.sizes):
-            from gemmpipe.sources.model.keys import EXPERTS_FAMILY
-
-            yield f"tunes its experts: {_tuning_command(request, f'kernel={EXPERTS_FAMILY}')}"
+    if request.served is not None:
+        yield from _tuning_lines(request, request.served, title)
     if request.timed is None:
         yield "times: run=last (or a run's folder, or a tuned table) compares the alternatives"
     else:
@@ -331,6 +333,26 @@ def _report(request: _Request) -> Iterator[str]:
             chosen = _chosen(request, mine) if mine is not None else ()
             situation, of_model = _situation(request, kind), request.sizes is not None
             yield from time_lines(request.timed, kind, situation, mine, chosen, of_model=of_model)
+
+
+def _other_experts(served: "ServedModel", title: str) -> Iterator[str]:
+    """The line of experts of a kind that the rules do not have; nothing if they have it, or without experts."""
+    if served.experts is None or EXPERTS_BLOCKS in served.sizes or EXPERTS_SIXTEEN in served.sizes:
+        return
+    kind = f"experts, {served.quantization}" if served.quantization else "experts"
+    ours = f"no kernel of ours computes them ({served.experts})" if served.experts else "ours compute them"
+    yield f"  {kind:<22} {title}'s choice is not known here; {ours}"
+
+
+def _tuning_lines(request: _Request, served: "ServedModel", title: str) -> Iterator[str]:
+    """The commands that tune the model's linear layers and its experts."""
+    from gemmpipe.sources.model.engine import sixteen_bit_family
+    from gemmpipe.sources.model.keys import EXPERTS_FAMILY
+
+    kernel = () if served.family is not None else (f"kernel={sixteen_bit_family()}",)
+    yield f"tunes its products, {title}'s own library among the candidates: {_tuning_command(request, *kernel)}"
+    if served.experts == "":
+        yield f"tunes its experts: {_tuning_command(request, f'kernel={EXPERTS_FAMILY}')}"
 
 
 def _tuning_command(request: _Request, *kernel: str) -> str:

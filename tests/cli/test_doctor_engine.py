@@ -169,6 +169,20 @@ def test_a_models_experts_have_a_command_and_the_method_of_their_dtype(capfd: Ca
     assert "1 product" in capfd.readouterr().out
 
 
+def test_experts_that_no_kernel_of_ours_computes_are_named(capfd: Captured) -> None:
+    mixture = {"num_local_experts": 32, "experts_per_token": 4, "quantization_config": {"quant_method": "mxfp4"}}
+    config = {**BLOCK_SCALED, **mixture, "architectures": ["GptOssForCausalLM"]}
+    ignored = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn", "lm_head"]}
+    Path("gpt_oss.json").write_text(json.dumps({**config, "quantization_config": ignored}))
+    found = lines(capfd, "engine=vllm", "target=sm_90", "version=0.25.1", "model=gpt_oss.json")
+    experts = line_of(found, "experts, MXFP4 weights")
+    assert experts.endswith("no kernel of ours computes them (biases and a clamped SwiGLU)")
+    assert not any("kernel=fmoe" in line for line in found)
+    (tunes,) = (line.rpartition(": gemmpipe ")[2] for line in found if line.startswith("tunes its products"))
+    assert main(["capture", *shlex.split(tunes), "shapes.nsets=[1]"]) == 0, "the command is one that works"
+    assert "the experts (no kernel of ours: biases and a clamped SwiGLU)" in capfd.readouterr().out
+
+
 def test_experts_of_two_kinds_and_over_devices(h200_tables: Path, capfd: Captured) -> None:
     given = ("engine=vllm", f"run={h200_tables / 'tuned_fmoe.csv'}")
     rows = pd.read_csv(h200_tables / "tuned_fmoe.csv")

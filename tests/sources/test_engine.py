@@ -13,7 +13,8 @@ from gemmpipe.cli.request import with_kernel_of_shapes
 from gemmpipe.core.errors import EnvironmentProblem, UserError
 from gemmpipe.engines.own_kernel import own_kernel
 from gemmpipe.family import KernelDefaults, load_family
-from gemmpipe.sources.model.engine import EngineShapes, family_of_checkpoint
+from gemmpipe.sources.model.engine import EngineShapes, family_of_checkpoint, served_model
+from gemmpipe.sources.model.source import ModelShapes
 
 DATA = Path(__file__).parents[3] / "shared" / "data" / "model_configs"
 NOTHING = KernelDefaults(dtype=None, out_dtype=None, bias=None)
@@ -130,6 +131,27 @@ def test_against_the_collected_products() -> None:
                 assert found == {k: v for k, v in shapes.items() if not k.startswith("shared_experts")}, (model, tp)
             else:
                 assert found == shapes, (model, tp, engine)
+
+
+@pytest.mark.skipif(not DATA.exists(), reason="collected model configurations not here")
+@pytest.mark.parametrize(
+    ("model", "reason"),
+    [
+        *((name, "") for name in ("DeepSeek-V3", "GLM-4.5-Air", "Mixtral-8x7B", "Qwen3-30B-A3B")),
+        ("gpt-oss-20b", "biases and a clamped SwiGLU"),
+        *((name, None) for name in ("Llama-3.1-8B", "Phi-4", "Qwen3-32B-FP8", "Qwen3-8B")),
+    ],
+)
+def test_every_mixture_of_experts_is_one(model: str, reason: str | None) -> None:
+    """The same for `doctor model=`, for `shapes=model` and for `shapes=engine`."""
+    path = DATA / f"{model}.json"
+    assert served_model("vllm", str(path), 1, 1, "sm_90").experts == reason
+    plain = {"path": None, "config": json.loads(path.read_text()), "tp": 1, "ep": 1, "nsets": [1]}
+    for listed in (source(config=plain["config"]), ModelShapes(**plain, quantization="config")):
+        assert listed.experts_reason("sm_90") == reason
+        text = listed.left_out(load_family("a16w16"), NOTHING, "sm_90")
+        said = "" if reason is None else f"the experts (no kernel of ours: {reason})" if reason else "(kernel=fmoe)"
+        assert (said in text) and (reason is not None or "experts" not in text)
 
 
 def test_a_checkpoint_in_16_bits_needs_no_other_kernel() -> None:

@@ -218,11 +218,22 @@ def server_for(engine: str, shapes: Mapping[str, object], model: str | None = No
     return ServerArguments(engine=engine, arguments=parallel, **({} if model is None else {"model": model}))
 
 
-def served_sizes(engine: str, path: str, tp: int, ep: int, gfx: str) -> Mapping[str, tuple[tuple[int, int], ...]]:
-    """Kind of layers -> (N, K) of its products on one device of a server, each once; none of experts.
+@dataclass(frozen=True, kw_only=True)
+class ServedModel:
+    """The products of a model on one device of a server."""
 
-    A kind that the model does not have is absent. Raises UserError for a model that cannot be read, or not be divided.
-    """
+    sizes: Mapping[str, tuple[tuple[int, int], ...]]
+    """Kind of layers -> (N, K), each once; none of experts. A kind that the model does not have is absent."""
+    quantization: str
+    """The checkpoint's quantisation; empty for 16 bits."""
+    family: str | None
+    """The family of most linear layers; None if no kernel of ours computes them."""
+    experts: str | None
+    """Why no kernel of ours computes the experts; empty if one does, None without experts."""
+
+
+def served_model(engine: str, path: str, tp: int, ep: int, gfx: str) -> ServedModel:
+    """A model as an engine serves it. Raises UserError for one that cannot be read, or not be divided."""
     unset: dict[str, None] = dict.fromkeys(
         ("config", "max_num_seqs", "max_num_batched_tokens", "capture_sizes", "max_capture_size", "memory_gib")
     )
@@ -252,7 +263,13 @@ def served_sizes(engine: str, path: str, tp: int, ep: int, gfx: str) -> Mapping[
         for spec in map(family.spec, problems):
             if kind := kind_of_layers(spec):
                 found.setdefault(kind, set()).update([] if spec.experts else [(spec.n, spec.k)])
-    return {kind: tuple(sorted(sizes)) for kind, sizes in found.items()}
+    quantization = quantization_of(config, where)
+    return ServedModel(
+        sizes={kind: tuple(sorted(sizes)) for kind, sizes in found.items()},
+        quantization=quantization.what if quantization is not None else "",
+        family=main,
+        experts=source.experts_reason(gfx),
+    )
 
 
 def sixteen_bit_family() -> str:

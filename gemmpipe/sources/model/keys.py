@@ -1,12 +1,12 @@
 """The products of a model that a kernel family computes, and their keys, with the experts' activation columns."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from gemmpipe.core.data import Problem, Scalar
 from gemmpipe.core.errors import UserError, quoted_repr
-from gemmpipe.family import Family, GemmSpec, KernelDefaults
+from gemmpipe.family import Family, GemmSpec, KernelDefaults, load_family
 from gemmpipe.family.dtypes import DTYPES_16BIT
 from gemmpipe.family.problem import make_problem
 from gemmpipe.sources.model.linear import ArchitectureRule, ConfigJson, Linear, ModelShape
@@ -24,19 +24,28 @@ _LIMITS = ("swiglu_limit", "swiglu_limits")
 def activation_columns(linear: Linear, config: ConfigJson, family: str, where: str) -> Mapping[str, Scalar]:
     """`act_type`, and `doweight_stage1` if set. Raises UserError for experts that no fused kernel computes."""
     shape = _model_shape(config, where)
+    if odd := _odd_parts(linear, shape):
+        raise UserError(f"{where}: experts with {odd}, which kernel={family} does not compute")
+    name, activation = _activation(shape)
+    word = _ACTIVATIONS.get(str(activation).lower())
+    if word is None:
+        other = f"which kernel={family} does not compute; expected silu, or gelu by erf"
+        raise UserError(f"{where}: {name}: {quoted_repr(activation)}, {other}")
+    return {"act_type": word, **({"doweight_stage1": 1} if shape.rule.weight_first else {})}
+
+
+def _odd_parts(linear: Linear, shape: ModelShape) -> str:
+    """What experts have that no fused kernel computes: `biases and a clamped SwiGLU`; empty for nothing."""
     odd = ["biases"] if linear.bias else []
     if shape.rule.clamps_activation or any(_has_limit(shape.value(name)) for name in _LIMITS):
         odd.append("a clamped SwiGLU")
-    if odd:
-        raise UserError(f"{where}: experts with {' and '.join(odd)}, which kernel={family} does not compute")
+    return " and ".join(odd)
+
+
+def _activation(shape: ModelShape) -> tuple[str, object]:
+    """(the field with the experts' activation, its value)."""
     field = next((name for name in _FIELDS if shape.value(name) is not None), "")
-    activation = shape.value(field) if field else shape.rule.activation
-    word = _ACTIVATIONS.get(str(activation).lower())
-    if word is None:
-        named = field or "experts' activation"
-        other = f"which kernel={family} does not compute; expected silu, or gelu by erf"
-        raise UserError(f"{where}: {named}: {quoted_repr(activation)}, {other}")
-    return {"act_type": word, **({"doweight_stage1": 1} if shape.rule.weight_first else {})}
+    return field or "experts' activation", shape.value(field) if field else shape.rule.activation
 
 
 def _model_shape(config: ConfigJson, where: str) -> ModelShape:
@@ -144,14 +153,41 @@ class FamilyFilter:
             return f"no {what} in this model, which kernel={self.family.name} would compute"
         return f"no products for kernel={self.family.name}: {self._stored_as()}"
 
-    def others_message(self, products: Sequence[tuple[Linear, bool]]) -> str:
+    def experts_reason(self, products: Sequence[tuple[Linear, bool]], config: ConfigJson) -> str | None:
+        """Why no kernel of ours computes a model's experts; empty if one does, None for a model without experts.
+
+        `products` are (product, True if it is quantised); `config` are the language model's fields.
+        """
+        experts = [(linear, quantised) for linear, quantised in products if linear.experts]
+        if not experts:
+            return None
+        plain = KernelDefaults(dtype=None, out_dtype=None, bias=None)
+        fused = replace(self, family=load_family(EXPERTS_FAMILY), defaults=plain)
+        shape = _model_shape(config, EXPERTS_FAMILY)
+        for linear, quantised in experts:
+            if odd := _odd_parts(linear, shape):
+                return odd
+            name, activation = _activation(shape)
+            if str(activation).lower() not in _ACTIVATIONS:
+                return f"{name} {quoted_repr(activation)}"
+            if len(linear.parts) != _GATED:
+                continue
+            try:
+                fused.problems(linear, config, (1,), EXPERTS_FAMILY, quantised=quantised)
+            except UserError as error:
+                return self.quantization.what if quantised and self.quantization else str(error)
+            return (
+                "" if fused.computes(linear, quantised=quantised) or not self.quantization else self.quantization.what
+            )
+        return "no gate"
+
+    def others_message(self, products: Sequence[tuple[Linear, bool]], config: ConfigJson) -> str:
         """A clause on the products that this family does not compute; empty if none is relevant."""
         plain = sum(not linear.experts and not linear.sixteen_bit for linear, _ in products)
         parts = [f"{plain} products of other kernels ({self._stored_as()})"] if plain and self.quantization else []
-        experts = [linear for linear, _ in products if linear.experts]
-        if experts and not self.grouped:
-            biased = any(linear.bias for linear in experts)
-            kernel = "no kernel of ours: they have biases" if biased else f"kernel={EXPERTS_FAMILY}"
+        reason = None if self.grouped else self.experts_reason(products, config)
+        if reason is not None:
+            kernel = f"no kernel of ours: {reason}" if reason else f"kernel={EXPERTS_FAMILY}"
             parts.append(f"the experts ({kernel})")
         return ", ".join(parts)
 

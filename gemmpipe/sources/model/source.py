@@ -13,10 +13,10 @@ from gemmpipe.core.errors import UserError, quoted_repr, suggest_or_list
 from gemmpipe.core.files import read_object
 from gemmpipe.engines.batch_sizes import VLLM_MAX_CAPTURE, vllm_capture_sizes
 from gemmpipe.engines.packages import VLLM
-from gemmpipe.family import Family, KernelDefaults
+from gemmpipe.family import Family, KernelDefaults, load_family
 from gemmpipe.family.problem import MAX_SIZE, merge_duplicates
 from gemmpipe.sources import Source
-from gemmpipe.sources.model.keys import FamilyFilter
+from gemmpipe.sources.model.keys import EXPERTS_FAMILY, FamilyFilter
 from gemmpipe.sources.model.linear import ConfigJson, Linear, check_block_alignment
 from gemmpipe.sources.model.quantization import quantization_of, split_by_quantization
 from gemmpipe.sources.model.rules import language_model, linears
@@ -82,7 +82,14 @@ class ModelShapes(Source):
         others = [
             each for each in self._products(wanted, config, where) if not wanted.computes(each[0], quantised=each[1])
         ]
-        return wanted.others_message(others)
+        return wanted.others_message(others, language_model(config))
+
+    def experts_reason(self, gfx: str) -> str | None:
+        """Why no kernel of ours computes the model's experts; empty if one does, None for a model without experts."""
+        where, config = self._config()
+        plain = KernelDefaults(dtype=None, out_dtype=None, bias=None)
+        wanted = self._family_filter(load_family(EXPERTS_FAMILY), plain, gfx, config, where)
+        return wanted.experts_reason(tuple(self._products(wanted, config, where)), language_model(config))
 
     def _family_filter(
         self, family: Family, defaults: KernelDefaults, gfx: str, config: ConfigJson, where: str
