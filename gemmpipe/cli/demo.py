@@ -77,7 +77,7 @@ def lines(demo: "Demo", width: int) -> Iterator[str]:
     yield from aligned(_columns(products), width)
     yield ""
     folder = shell_quote(str(demo.folder))
-    yield f"run    {demo.folder}"
+    yield f"run    {demo.folder} (replayed: 'last' never names it)"
     yield f"see    gemmpipe show {folder}"
     yield "       (the choices; m=4 n=1280 k=8192 after it shows one product)"
 

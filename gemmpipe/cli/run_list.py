@@ -1,7 +1,7 @@
 """`gemmpipe runs`: the runs under outputs/runs, newest first."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -10,9 +10,20 @@ from gemmpipe.cli.command_line import CommandLine
 from gemmpipe.cli.commands import options
 from gemmpipe.core.errors import UserError, printable, suggest_or_list
 from gemmpipe.core.paths import RUNS
-from gemmpipe.core.text_table import Column, aligned, cut, terminal_width
+from gemmpipe.core.shell import shell_quote
+from gemmpipe.core.text_table import Column, aligned, cut, terminal_width, total_width
 from gemmpipe.core.units import duration_text
-from gemmpipe.report.run_folder import FINISHED, KILLED, RunFolder, damage, describe_run, groups, run_folders
+from gemmpipe.report.run_folder import (
+    FINISHED,
+    KILLED,
+    RunFolder,
+    damage,
+    describe_run,
+    groups,
+    newest_demo,
+    run_folders,
+)
+from gemmpipe.report.speedup import marked_speedup_text
 
 HELP = """gemmpipe runs [n=20] [pipeline=NAME] [json=true]
 
@@ -20,14 +31,18 @@ Lists the runs under outputs/runs of this folder, newest first; the runs of a sw
 solved problems of all, or those that were tuned already (reused) where nothing had to be timed. A state is finished,
 partial (some problems are not solved: the budget ended, or no candidate was valid), failed (none is), interrupted
 (Ctrl-C or a signal), running (a process writes its journal), killed (its process ended without a manifest) or damaged
-(its manifest.json cannot be read); resume=FOLDER continues all but finished and running ones. `wall` is the time of all
-sessions, `arguments` what was typed after the pipeline's name, which the folder begins with.
+(its manifest.json cannot be read); resume=FOLDER continues all but finished and running ones. `speed-up` is the mean
+over the best library, of the products that do not stay with it (~ from a shared device); `time` is that of all
+sessions, `arguments` what was typed after the pipeline's name, which the folder begins with: in a line of their own
+where a table of all columns is too wide.
 
   n=20            the number of runs to list; 0 for all
   pipeline=tune   the runs of one pipeline only
   json=true       a JSON list with every fact of each run
 """
-_ROOM_FOR_A_TABLE = 60
+_INDENT = "  "
+_LEAST_ARGUMENTS = 30
+"""Characters of the arguments that are worth a column."""
 _DEFAULTS: Mapping[str, str] = {"n": "20", "pipeline": "", "json": "false"}
 
 
@@ -48,6 +63,8 @@ def run(line: CommandLine) -> int:
             print(text)
         if len(folders) > len(shown):
             print(f"{len(folders) - len(shown):,} more; n=0 lists all")
+        if (demo := newest_demo()) and not given["pipeline"]:
+            print(f"replayed by gemmpipe demo, never 'last': gemmpipe show {shell_quote(str(demo))}")
     return 0
 
 
@@ -87,17 +104,29 @@ def lines(runs: Mapping[Path, RunFolder], width: int) -> list[str]:
         if sweep is not None:
             rows.append((f"{_short(sweep)} (sweep)", None))
         rows += [(f"  {each.name}" if sweep else _short(each), runs[each]) for each in folders]
-    if width < _ROOM_FOR_A_TABLE:
-        return [text for name, run in rows for text in _narrow(printable(name), run, width)]
-    return aligned(_columns([printable(name) for name, _ in rows], [run for _, run in rows]), width)
+    return _table([printable(name) for name, _ in rows], [run for _, run in rows], width)
+
+
+def _table(names: Sequence[str], runs: Sequence[RunFolder | None], width: int) -> list[str]:
+    """A line for each run; if its arguments do not fit, a second one with them, or with all but the folder."""
+    facts = _columns(names, runs)
+    typed = tuple(_arguments(run) if run else "" for run in runs)
+    room = width - total_width(facts) - len(_INDENT)
+    if room >= min(_LEAST_ARGUMENTS, max(map(len, typed))):
+        return aligned([*facts, Column(title="arguments", cells=typed, is_text=True)], width)
+    if room < -len(_INDENT):
+        return [text for name, run in zip(names, runs, strict=True) for text in _narrow(name, run, width)]
+    header, *rows = aligned(facts, width)
+    below = (cut(f"{_INDENT}{text}", width) if text else "" for text in typed)
+    return [header, *(text for pair in zip(rows, below, strict=True) for text in pair if text)]
 
 
 def _narrow(name: str, run: RunFolder | None, width: int) -> list[str]:
     """A run in two lines for a narrow terminal: the folder, whole, then its state, problems, time and arguments."""
     if run is None:
         return [name]
-    facts = (_state(run), _problems(run), duration_text(run.total_s), _arguments(run))
-    return [name, cut(f"  {'  '.join(fact for fact in facts if fact)}", width)]
+    facts = (_state(run), _problems(run), _speedup(run), duration_text(run.total_s), _arguments(run))
+    return [name, cut(f"{_INDENT}{'  '.join(fact for fact in facts if fact)}", width)]
 
 
 def _short(folder: Path) -> str:
@@ -105,24 +134,22 @@ def _short(folder: Path) -> str:
 
 
 def _columns(names: Sequence[str], runs: Sequence[RunFolder | None]) -> list[Column]:
-    def texts(title: str, cells: Iterable[str], importance: int) -> Column:
-        return Column(title=title, cells=tuple(cells), is_text=True, importance=importance)
+    """The columns before the arguments."""
 
-    def numbers(title: str, cells: Iterable[str], importance: int) -> Column:
-        return Column(title=title, cells=tuple(cells), importance=importance)
+    def column(title: str, text: Callable[[RunFolder], str], *, is_text: bool = False) -> Column:
+        return Column(title=title, cells=tuple(text(run) if run else "" for run in runs), is_text=is_text)
 
     return [
-        texts("folder", names, 0),
-        texts("when (UTC)", (run.started[:16].replace("T", " ") if run else "" for run in runs), 1),
-        texts("pipeline", (run.pipeline if run else "" for run in runs), 2),
-        texts("kernel", (run.kernel if run else "" for run in runs), 5),
-        texts("shapes", (run.shapes if run else "" for run in runs), 3),
-        texts("device", (run.device if run else "" for run in runs), 4),
-        numbers("problems", (_problems(run) if run else "" for run in runs), 7),
-        texts("state", (_state(run) if run else "" for run in runs), 0),
-        numbers("wall", (duration_text(run.total_s) if run else "" for run in runs), 6),
-        texts("arguments", (_arguments(run) if run else "" for run in runs), 8),
+        Column(title="folder", cells=tuple(names), is_text=True),
+        column("state", _state, is_text=True),
+        column("problems", _problems),
+        column("speed-up", _speedup),
+        column("time", lambda run: duration_text(run.total_s)),
     ]
+
+
+def _speedup(run: RunFolder) -> str:
+    return "" if run.speedup is None else marked_speedup_text(run.speedup, shared=run.approximate)
 
 
 def _arguments(run: RunFolder) -> str:

@@ -17,6 +17,8 @@ PACKAGE = Path(__file__).resolve().parent.parent
 CHECKOUT = PACKAGE.parent if (PACKAGE.parent / "pyproject.toml").is_file() else None
 RUNS = Path("outputs/runs")
 """The folder of runs, relative to the working directory."""
+DEMOS = Path("outputs/demo")
+"""The folder of replayed runs, apart from the others: `last` names none of them."""
 MANIFEST, SELECTIONS, PROBLEMS, REPORT = "manifest.json", "selections.csv", "problems.csv", "report.html"
 """Files of a run's folder: facts of the run, choices, problems, page. The journal is `gemmpipe.journal.NAME`."""
 TABLES_PREFIX = "GEMMPIPE_CONFIG_"

@@ -75,7 +75,7 @@ def beside(columns: Sequence[Column], width: int, first: Column) -> list[list[Co
     """Columns in parts that fit side by side in `width` columns after a first one, at least one column in each."""
     parts: list[list[Column]] = []
     for column in columns:
-        if parts and _total([first, *parts[-1], column]) <= width:
+        if parts and total_width([first, *parts[-1], column]) <= width:
             parts[-1].append(column)
         else:
             parts.append([column])
@@ -111,7 +111,7 @@ def _line(cells: Sequence[str], columns: Sequence[Column]) -> str:
 def _fitting(columns: Sequence[Column], width: int) -> list[Column]:
     """The columns that fit: without those of little importance, and the last one cut."""
     shown = list(columns)
-    while (excess := _total(shown) - width) > 0:
+    while (excess := total_width(shown) - width) > 0:
         optional = [column for column in shown if column.importance]
         last = shown[-1]
         others = [column for column in optional if column is not last]
@@ -124,5 +124,6 @@ def _fitting(columns: Sequence[Column], width: int) -> list[Column]:
     return shown
 
 
-def _total(columns: Sequence[Column]) -> int:
+def total_width(columns: Sequence[Column]) -> int:
+    """The characters of a line of these columns."""
     return sum(column.width for column in columns) + len(_GAP) * max(0, len(columns) - 1)

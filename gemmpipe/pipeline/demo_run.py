@@ -21,7 +21,7 @@ from gemmpipe import __version__
 from gemmpipe.core import schema
 from gemmpipe.core.data import FINALS, Device, Problem, Status, Trial, median
 from gemmpipe.core.files import read_regular
-from gemmpipe.core.paths import MANIFEST, PACKAGE, shipped, write_atomic
+from gemmpipe.core.paths import DEMOS, MANIFEST, PACKAGE, shipped, write_atomic
 from gemmpipe.family import Family, GemmSpec, load_family
 from gemmpipe.journal import Journal
 from gemmpipe.pipeline.build import build_option
@@ -42,8 +42,6 @@ if TYPE_CHECKING:
 
 RECORDING = PACKAGE / "pipeline" / "demo_h200.jsonl.xz"
 """A part of tests/data/recorded/h200_a8w8_blockscale.jsonl.xz: three weights with three Ms each."""
-DEMOS = Path("outputs/demo")
-"""The folder of replays, relative to the working directory; not below that of runs."""
 _SEARCH = "gaussian"
 _MAX_OPTION_BYTES = 100_000
 

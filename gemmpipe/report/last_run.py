@@ -22,6 +22,7 @@ from gemmpipe.report.run_folder import (
     can_resume,
     describe_run,
     is_run,
+    newest_demo,
     only_listed,
     run_folders,
 )
@@ -113,7 +114,9 @@ def find_finished(name: str, command: str) -> Path:
     Raises UserError if there is none.
     """
     if name == LAST:
-        return last_run((WITH_CHOICES,), f"{command}: {LAST}", "the folder of a run")
+        demo = newest_demo()
+        expected = f"the folder of a run{f', such as that of gemmpipe demo, {demo}' if demo else ''}"
+        return last_run((WITH_CHOICES,), f"{command}: {LAST}", expected)
     folder = _named_folder(name, command)
     if not folder.is_dir():
         raise UserError(f"{command}: {name}: no such folder; expected the folder of a run, or 'last'")

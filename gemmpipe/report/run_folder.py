@@ -7,6 +7,7 @@ import contextlib
 import datetime
 import fcntl
 import json
+import math
 import os
 import re
 import time
@@ -17,7 +18,7 @@ from typing import Any
 
 from gemmpipe.core.errors import EXIT_INTERRUPTED, UserError
 from gemmpipe.core.files import MAX_MANIFEST_BYTES, open_regular, read_cells, read_object, read_regular
-from gemmpipe.core.paths import MANIFEST, PROBLEMS, RUNS, SELECTIONS
+from gemmpipe.core.paths import DEMOS, MANIFEST, PROBLEMS, RUNS, SELECTIONS
 from gemmpipe.core.shell import shell_join
 from gemmpipe.journal import NAME as JOURNAL
 
@@ -65,6 +66,10 @@ class RunFolder:
     """The problems that were tuned already, of a run that had nothing to time."""
     chooses: bool = False
     """True for a run that solves problems, also if it ended before the first; False for capture, compare, verify."""
+    speedup: float | None = None
+    """The geometric mean over the best library, of the products that do not stay with it; 1 if all do; else None."""
+    approximate: bool = False
+    """True if times of the speed-up were taken while other processes used the device."""
 
 
 def is_run(folder: Path) -> bool:
@@ -79,6 +84,11 @@ def run_folders(root: Path = RUNS, pipeline: str = "") -> list[Path]:
     for sweep in (path for path in found if (path / SWEEP).is_file()):
         runs += [path for path in sweep.iterdir() if path.is_dir() and is_run(path)]
     return sorted(runs, key=lambda path: (_group_name(path, root), _job_number(path)), reverse=True)
+
+
+def newest_demo() -> Path | None:
+    """The folder of the newest run of `gemmpipe demo`, which is apart from the others; None without one."""
+    return next(iter(run_folders(DEMOS.parent, DEMOS.name)), None)
 
 
 def _group_name(folder: Path, root: Path) -> str:
@@ -134,6 +144,7 @@ def describe_run(folder: Path) -> RunFolder:
     code = manifest.get("exit_code")
     ended = manifest if state in (FINISHED, INTERRUPTED) else {}
     wall_s = _wall_s(folder, ended, started, running=state == RUNNING)
+    speedup, approximate = _speedup(ended)
     earlier_s = manifest.get("earlier_wall_s" if ended else "wall_s")
     return RunFolder(
         folder=folder,
@@ -152,7 +163,26 @@ def describe_run(folder: Path) -> RunFolder:
         sweep=folder.parent if (folder.parent / SWEEP).is_file() else None,
         reused=_whole(_reused(manifest).get("problems")),
         chooses=_SELECT_STAGE in (_chain(manifest) or ()) or (folder / SELECTIONS).is_file(),
+        speedup=speedup,
+        approximate=approximate,
     )
+
+
+def _speedup(manifest: Mapping[str, object]) -> tuple[float | None, bool]:
+    """(the mean speed-up of all products that are compared, True if some were timed on a shared device)."""
+    figures = manifest.get("figures")
+    regimes = figures.get("regimes") if isinstance(figures, dict) else None
+    known = [each for each in regimes if isinstance(each, dict)] if isinstance(regimes, list) else []
+    logs, count = 0.0, 0
+    for spread in (each["speedup"] for each in known if isinstance(each.get("speedup"), dict)):
+        mean, products = spread.get("mean"), _whole(spread.get("count"))
+        if isinstance(mean, int | float) and 0 < mean < math.inf:
+            logs, count = logs + products * math.log(mean), count + products
+    if count:
+        return math.exp(logs / count), any(_whole(each.get("shared")) for each in known)
+    stays = any(_whole(each.get("stay")) for each in known)
+    shared = _whole(figures.get("shared")) if isinstance(figures, dict) else 0
+    return (1.0 if stays else None), bool(stays and shared)
 
 
 def has_trials(folder: Path) -> bool:

@@ -2,6 +2,8 @@
 
 import json
 import re
+import shlex
+import shutil
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ from gemmpipe import journal
 from gemmpipe.cli.main import main
 from gemmpipe.core.data import median
 from gemmpipe.core.errors import UserError
+from gemmpipe.core.paths import DEMOS
 from gemmpipe.family import load_family
 from gemmpipe.pipeline.demo_run import RECORDING, near_best, option_values, replay_demo
 from gemmpipe.search import recorded
@@ -70,6 +73,20 @@ def test_it_is_marked_as_a_replay_everywhere(run: Path, capsys: pytest.CaptureFi
     note = "A replay: all times were recorded on an NVIDIA H200 on 2026-11-21; nothing was measured in this run."
     assert note in " ".join(capsys.readouterr().out.split())
     assert note in (run / "report.html").read_text()
+
+
+@pytest.mark.usefixtures("folder")
+def test_it_is_named_after_the_list_of_runs(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["runs"]) == 0
+    assert "demo, never" not in capsys.readouterr().out
+    shutil.copytree(run, DEMOS / "2026-11-26_09-00-00-000001")
+    assert main(["runs"]) == 0
+    listed, demo = capsys.readouterr().out.splitlines()
+    assert listed.startswith("no runs under outputs/runs")
+    assert demo == f"replayed by gemmpipe demo, never 'last': gemmpipe show {DEMOS}/2026-11-26_09-00-00-000001"
+    assert main(["show", "last"]) == 2
+    assert f"such as that of gemmpipe demo, {DEMOS}/2026" in capsys.readouterr().err
+    assert main(shlex.split(demo.partition(": gemmpipe ")[2])) == 0
 
 
 def test_its_times_and_counts_are_those_of_its_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
