@@ -173,7 +173,6 @@ def test_a_signal_is_shown_before_the_run_notices_it(monkeypatch: pytest.MonkeyP
 
 def test_lines_are_folded_to_a_terminal_and_commands_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "70")
-    monkeypatch.setattr("shutil.get_terminal_size", lambda *_: os.terminal_size((70, 24)))
     monkeypatch.setattr("sys.stdout", screen := Screen())
     monkeypatch.setattr("sys.stderr", io.StringIO())
     long, command = "word " * 30, f"see: gemmpipe show {'x' * 80} last"
