@@ -22,7 +22,7 @@ from gemmpipe.core.errors import UserError
 from gemmpipe.core.files import read_regular
 from gemmpipe.core.paths import is_in_runs_folder
 from gemmpipe.journal import NAME as JOURNAL
-from gemmpipe.report.last_run import LAST, RESUMABLE, last_run
+from gemmpipe.report.last_run import LAST, RESUMABLE, REUSABLE, last_run
 from gemmpipe.report.run_folder import SWEEP, has_trials
 
 _STARTUP_FILES = {".hydra", JOURNAL}
@@ -95,7 +95,8 @@ def find_run(key: str, value: str, pipeline: str | None, config_dir_typed: bool)
 
 
 def _last(key: str, pipeline: str | None) -> Path:
-    return last_run((RESUMABLE,), f"{key}={LAST}", f"{key}=DIR", pipeline)
+    condition = RESUMABLE if key == "resume" else REUSABLE
+    return last_run((condition,), f"{key}={LAST}", f"{key}=DIR", pipeline)
 
 
 def _read_run(folder: Path, where: str, config_dir_typed: bool) -> PreviousRun:

@@ -77,6 +77,11 @@ def _has_more_to_do(folder: Path) -> bool:
     return can_resume(folder) and not only_listed(folder)
 
 
+def _can_be_reused(folder: Path) -> bool:
+    facts = describe_run(folder)
+    return _has_more_to_do(folder) and (facts.chooses or facts.state != FINISHED)
+
+
 WITH_CHOICES = Condition(run="finished run with choices", dated_by=MANIFEST, holds=_has_choices)
 """For `show` and `diff`: with a choice for a problem."""
 WITH_SELECTIONS = Condition(run="finished run with choices", dated_by=MANIFEST, holds=_has_selections)
@@ -86,7 +91,9 @@ WITH_PRODUCTS = Condition(run="run with products", dated_by=JOURNAL, holds=_has_
 TO_WATCH = Condition(run="run with products", dated_by=JOURNAL, holds=_has_products_or_runs)
 """For `report --watch`: also a run that still lists its problems."""
 RESUMABLE = Condition(run="run that can be resumed", dated_by=JOURNAL, holds=_has_more_to_do)
-"""For `resume=` and `reuse=`: runs that ended without a problem, or only listed them, do not count."""
+"""For `resume=`: runs that ended without a problem, or only listed them, do not count."""
+REUSABLE = Condition(run="run that can be reused", dated_by=JOURNAL, holds=_can_be_reused)
+"""For `reuse=`: neither do finished runs that choose nothing (`verify`, `compare`)."""
 WITH_OWN_RESULTS = Condition(run="finished run", dated_by=MANIFEST, holds=_has_own_results)
 ENDED = Condition(run="finished run", dated_by=MANIFEST, holds=lambda folder: True)
 """For `gemmpipe.load`, after WITH_OWN_RESULTS."""

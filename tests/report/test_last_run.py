@@ -41,12 +41,15 @@ KINDS: dict[str, tuple[list[dict[str, str]], dict[str, str]]] = {
     "listed": ([_SESSION, _PROBLEM], {"problems.csv": "M\n1\n", "manifest.json": "0"}),
     "reused": ([_SESSION], {"problems.csv": "M\n", "reused.csv": "M\n1\n", "manifest.json": "0"}),
     "too late": ([_SESSION, _PROBLEM], {"problems.csv": "M\n1\n", "manifest.json": "0"}),
+    "verified": ([_SESSION, _PROBLEM], {"problems.csv": "M\n1\n", "manifest.json": "0"}),
     "refused": ([_SESSION], {"manifest.json": "2"}),
     "stopped": ([_SESSION], {"manifest.json": "130"}),
     "killed": ([_SESSION, _PROBLEM], {}),
     "running": ([_SESSION], {}),
 }
 """Kinds of runs: the rows of the journal, and the other files; of the manifest the exit code."""
+CHAINS = {"listed": ["capture"], "verified": ["load", "bench", "verify_report"]}
+"""Chains of kinds that do not tune."""
 
 
 def _write(kind: str, root: Path = RUNS / "tune") -> Path:
@@ -58,7 +61,7 @@ def _write(kind: str, root: Path = RUNS / "tune") -> Path:
     (folder / ".hydra" / "hydra.yaml").write_text(
         "hydra:\n  job:\n    config_name: tune\n  runtime:\n    config_sources: []\n"
     )
-    chain = ["capture"] if kind == "listed" else ["capture", "screen", "bench", "select", "merge"]
+    chain = CHAINS.get(kind, ["capture", "screen", "bench", "select", "merge"])
     manifest = {"pipeline": "tune", "files": [], "unsolved": [], "wall_s": 1.0, "config": {"chain": chain}}
     texts = {"trials.jsonl": "".join(json.dumps(row, separators=(",", ":")) + "\n" for row in rows), **files}
     if "manifest.json" in files:
@@ -90,11 +93,15 @@ COMMANDS: dict[str, tuple[Callable[[], Path], set[str]]] = {
     "report --watch": (lambda: _reported(watch=True), {"chosen", "killed", "running"}),
     "load": (
         lambda: api.load("last").folder,
-        {"chosen", "bucketed", "failed", "too late"},
+        {"chosen", "bucketed", "failed", "too late", "verified"},
+    ),
+    "reuse=": (
+        lambda: find_run("reuse", "last", None, False).folder,
+        {"chosen", "bucketed", "failed", "too late", "stopped", "killed", "running"},
     ),
     "resume=": (
         lambda: find_run("resume", "last", None, False).folder,
-        {"chosen", "bucketed", "failed", "too late", "stopped", "killed", "running"},
+        {"chosen", "bucketed", "failed", "too late", "verified", "stopped", "killed", "running"},
     ),
 }
 """The run that a command takes as `last`, and the kinds of runs that it may be."""
@@ -144,7 +151,7 @@ def test_last_may_be_of_a_sweep_and_of_one_pipeline() -> None:
         (COMMANDS["resume="][0], "resume=last: no run that can be resumed under outputs/runs; expected resume=DIR"),
         (
             lambda: find_run("reuse", "last", "quick", False),
-            "reuse=last: no run that can be resumed under outputs/runs/quick; expected reuse=DIR",
+            "reuse=last: no run that can be reused under outputs/runs/quick; expected reuse=DIR",
         ),
     ],
 )
