@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -106,6 +107,9 @@ def _run_within_budget(plan: Plan, tables: StageTables, context: Context, budget
     devices = [i for i, name in enumerate(plan.chain) if plan.stages[name].uses_device]
     earlier = _tables_given(plan, plan.chain[: devices[0]], tables)
     budget.began = time.monotonic()  # not while another run timed on this CPU
+    budget.ready_at = partial(_ready_at, context, budget.began)
+    if context.record.count and not plan.reuse:
+        context.events.emit("line", f"cpu_budget_s={budget.limit_s:g} begins anew for what is left")
     every = tuning_order(context.problems, plan.family, tuned=context.incumbents)
     left, total, is_stuck = every, dict[str, "pd.DataFrame"](), False
     while left and (left is every or (budget.allows_pass and not is_stuck)):
@@ -124,7 +128,7 @@ def _run_within_budget(plan: Plan, tables: StageTables, context: Context, budget
         budget.left.clear()
     context.left[:] = [problem.id for problem in left]
     if left:
-        context.final_lines.append(left_line(len(every), left, budget.limit_s, repeats=plan.table is None))
+        context.final_lines.append(left_line(len(every), left, budget.limit_s, tunes=plan.table is None))
     done = replace(context, problems=[problem for problem in every if problem not in left])
     for stage in plan.chain[devices[-1] + 1 :]:
         steps.emit_step(plan, stage, done)
@@ -132,6 +136,15 @@ def _run_within_budget(plan: Plan, tables: StageTables, context: Context, budget
         if "selections" in plan.stages[stage].gives:
             total["selections"] = _without_partial_buckets(plan, total["selections"], left)
     return {**tables, **total}
+
+
+def _ready_at(context: Context, began: float) -> float | None:
+    """When the first worker was ready, on the monotonic clock; None if none is; `began` where that is not known."""
+    workers = context.pool.usage()[1:]
+    if not workers:
+        return began
+    known = [began if each.ready_at is None else each.ready_at for each in workers if each.ready_at or each.busy_s]
+    return min(known, default=None)
 
 
 def batches(problems: list[Problem], size: int) -> Iterator[list[Problem]]:

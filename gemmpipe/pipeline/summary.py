@@ -77,7 +77,8 @@ def report_run(
     for usage in (each for each in resources if worked and each.wall_s >= MIN_SHOWN_S):
         emit("detail", f"  {usage_line(usage)}")
     _emit_whole(context, f"run   {plan.run_dir}")
-    if worked and (stopped_early or context.cut_short) and code != Interrupted.exit_code:  # which names it itself
+    unfinished = stopped_early or context.cut_short or context.left or context.undecided
+    if worked and unfinished and code != Interrupted.exit_code:  # which names it itself
         _emit_whole(context, f"resume with: {resume_line(plan.run_dir, plan.python_path)}")
     written = []
     if code != Interrupted.exit_code and ("artifacts" in tables or reused):

@@ -13,6 +13,8 @@ GOOD, BAD, WARN, DIM, HEAD, KEY = "good", "bad", "warn", "dim", "head", "key"
 _INDENT = "  "
 _COMMAND = re.compile(r"(^|: |[\"'])(gemmpipe|export) \S|^[A-Z][A-Z0-9_]+=\S|^(vllm serve|python -m) \S")
 """A command to copy, which a line break would split."""
+_NUMBER = re.compile(r"[-+~]?\d[\d,.]*\W*( |$)")
+"""A number, which stays with the word before it: `torch 17`, `M 1 to 4,096`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,7 +41,8 @@ def styled(*parts: str | tuple[str, str]) -> Line:
 def folded(line: Line, width: int) -> list[Line]:
     """The line in parts of at most `width` characters, broken at blanks; later parts are indented.
 
-    A word that is longer than the width, such as a path, stays whole.
+    No part begins with a number, which belongs to the word before it, unless there is no other blank. A word that is
+    longer than the width, such as a path, stays whole.
     """
     if line.is_whole or len(line.text) <= width:
         return [line]
@@ -74,7 +77,11 @@ def _break(text: str, start: int, room: int) -> int:
     first = (
         start + len(text[start:]) - len(text[start:].lstrip(" "))
     )  # the indent of the first part is no place to break
-    at = text.rfind(" ", first, start + room + 1)
+    last = at = text.rfind(" ", first, start + room + 1)
+    while at > first and _NUMBER.match(text, at + 1):
+        at = text.rfind(" ", first, at)
+    if at < 0:  # numbers alone
+        at = last
     if at < 0:
         at = text.find(" ", start + room)
     return len(text) if at < 0 else at

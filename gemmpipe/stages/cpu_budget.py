@@ -6,7 +6,7 @@ finals over the problems, in order, until the budget is spent.
 
 import math
 import time
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -27,17 +27,20 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True, eq=False)
 class CpuBudget:
-    """The budget of one run, from its first stage on a device."""
+    """The budget of one session of a run, from its first stage on a device, as soon as a worker is ready."""
 
     limit_s: float
     began: float = field(default_factory=time.monotonic)
+    ready_at: Callable[[], float | None] | None = None
+    """When the first worker was ready, on the monotonic clock; None before that. Without it `began` counts."""
     left: set[str] = field(default_factory=set)
     """Ids of the problems that a stage of this pass left out because its time was over."""
     passes: int = 0
     """Passes that have begun."""
     _first_result: float = 0.0
-    _screening_ends: float = 0.0
-    """Both of the latest screening, on the monotonic clock: the last moment without a result, and its end."""
+    """The last moment of the latest screening without a result, on the monotonic clock."""
+    _screening_began: float = 0.0
+    _screening_s: float = 0.0
     kept_share: float = 0.0
     """The share of the time for finals that is kept for a stage after them."""
     _finals_end: float = math.inf
@@ -47,14 +50,25 @@ class CpuBudget:
     """The times of all passes: screening excludes candidates by their times at fewer rows."""
 
     @property
+    def begins_at(self) -> float:
+        """When its time begins, on the monotonic clock: on a busy machine a worker starts for half a minute."""
+        if self.ready_at is None:
+            return self.began
+        ready = self.ready_at()
+        if ready is None:
+            return max(self.began, time.monotonic())
+        self.began, self.ready_at = max(self.began, ready), None
+        return self.began
+
+    @property
     def remaining_s(self) -> float:
         """Seconds until the end of the budget; negative after it."""
-        return self.began + self.limit_s - time.monotonic()
+        return self.ends_at - time.monotonic()
 
     @property
     def ends_at(self) -> float:
         """The end of the finals, on the monotonic clock."""
-        return self.began + self.limit_s
+        return self.begins_at + self.limit_s
 
     def begin_finals(self) -> None:
         """Set the end of the finals that begin now; it leaves time for the stages after them."""
@@ -65,11 +79,15 @@ class CpuBudget:
         """Seconds until the latest finals must end; negative after it."""
         return min(self._finals_end, self.ends_at) - time.monotonic()
 
+    def begin_screening(self) -> None:
+        """Set the end of the screening that begins now; it leaves time for the finals."""
+        self._first_result = self._screening_began = time.monotonic()
+        self._screening_s = _SCREEN_SHARE * max(0.0, self.remaining_s)
+
+    @property
     def screening_ends_at(self) -> float:
-        """The end of a screening that begins now, on the monotonic clock; it leaves time for the finals."""
-        self._first_result = time.monotonic()
-        self._screening_ends = self._first_result + _SCREEN_SHARE * max(0.0, self.remaining_s)
-        return self._screening_ends
+        """The end of the latest screening, on the monotonic clock."""
+        return max(self._screening_began, self.begins_at) + self._screening_s
 
     def cuts_screening(self, share: float) -> bool:
         """True if the latest screening will run out of time; `share` of its work is done.
@@ -78,7 +96,8 @@ class CpuBudget:
         """
         now = time.monotonic()
         if share > 0:
-            return self._first_result + (now - self._first_result) / share > self._screening_ends
+            since = max(self._first_result, self.begins_at)
+            return since + (now - since) / share > self.screening_ends_at
         self._first_result = now
         return self.remaining_s < _SURE_SHARE * self.limit_s
 
@@ -89,7 +108,7 @@ class CpuBudget:
         """
         if trial_s * trials_left <= SHORT_S:
             return False
-        latest = self._screening_ends + _SEARCH_SHARE * max(0.0, self.ends_at - self._screening_ends)
+        latest = self.screening_ends_at + _SEARCH_SHARE * max(0.0, self.ends_at - self.screening_ends_at)
         return time.monotonic() + trial_s > min(latest, self.ends_at - _FINALS_TRIALS * trial_s)
 
     def has_time_for(self, trial_s: float) -> bool:
@@ -126,15 +145,14 @@ def tuning_order(problems: Iterable[Problem], family: Family, tuned: Container[s
     return sorted(problems, key=lambda p: (p.id in tuned, p.rows, -p.weight * family.flops(family.spec(p)), p.id))
 
 
-def left_line(total: int, left: Sequence[Problem], limit_s: float, *, repeats: bool = True) -> str:
-    """The line about problems that a run has left, with the command that continues.
+def left_line(total: int, left: Sequence[Problem], limit_s: float, *, tunes: bool = True) -> str:
+    """The line about problems that a run has left; the command that continues has a line of its own.
 
-    `repeats`: the same command continues, since it tunes only problems that are not tuned.
+    `tunes`: False for a check of a table's rows.
     """
     fewest, most = min(p.rows for p in left), max(p.rows for p in left)
     rows = f"M {fewest:,}" if fewest == most else f"M {fewest:,} to {most:,}"
-    how = "The same command goes on, or gemmpipe resume=last" if repeats else "gemmpipe resume=last goes on"
     return (
-        f"{total - len(left)} of {counted(total, 'problem')} {'tuned' if repeats else 'timed'} in "
-        f"cpu_budget_s={limit_s:g}, small M first; left: {len(left)} with {rows}. {how}; cpu_budget_s=null: no limit"
+        f"{total - len(left)} of {counted(total, 'problem')} {'tuned' if tunes else 'timed'} in "
+        f"cpu_budget_s={limit_s:g} (null: no limit), small M first; left: {len(left)} with {rows}"
     )

@@ -43,6 +43,7 @@ def test_the_same_command_goes_on_with_more_rows(run: Run) -> None:
     out = run()
     assert "1 of 3 problems tuned in cpu_budget_s=0.001" in out
     assert "left: 2 with M 8 to 16" in out
+    assert out.count("resume with: gemmpipe resume=") == out.count("resume=") == 1, "one way to go on"
     assert _rows() == [4], "a run tunes at least one problem, that with the fewest rows"
     manifest = json.loads((_last() / "manifest.json").read_text())
     assert [name.split()[1] for name in manifest["left"]] == ["M=8", "M=16"]
@@ -55,9 +56,12 @@ def test_the_same_command_goes_on_with_more_rows(run: Run) -> None:
     assert _rows() == [4, 8, 16]
 
 
-def test_a_resumed_run_goes_on_and_repeats_nothing(run: Run) -> None:
+def test_a_resumed_run_goes_on_and_repeats_nothing(run: Run, capfd: pytest.CaptureFixture[str]) -> None:
     run()
     first = _last()
+    assert main([f"resume={first}"]) == 0
+    assert "cpu_budget_s=0.001 begins anew for what is left" in capfd.readouterr().out
+    assert _rows() == [4, 8], "as much as in a new run"
     assert main([f"resume={first}", "cpu_budget_s=null"]) == 0
     assert _rows() == [4, 8, 16]
     trials = [json.loads(line) for line in (first / "trials.jsonl").read_text().splitlines()]
@@ -99,7 +103,7 @@ def test_a_choice_that_the_budget_left_out_is_undecided_and_not_unsolved(run: Ru
 def test_a_large_product_is_left_where_one_of_its_trials_would_overrun(run: Run) -> None:
     """A product of 2^44 operations after one of 2^14: its operands alone would take minutes."""
     out = run("shapes.items=[{M: 8, N: 32, K: 64}, {M: 16777216, N: 1024, K: 1024}]", "cpu_budget_s=20")
-    assert "1 of 2 problems tuned in cpu_budget_s=20, small M first; left: 1 with M 16,777,216" in out
+    assert "1 of 2 problems tuned in cpu_budget_s=20 (null: no limit), small M first; left: 1 with M 16,777,216" in out
     assert _rows() == [8]
 
 

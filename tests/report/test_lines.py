@@ -34,6 +34,23 @@ def test_folding_keeps_the_words_and_the_width(text: str, width: int) -> None:
         )
 
 
+@pytest.mark.parametrize(
+    ("text", "width", "parts"),
+    [
+        (
+            "5 of 90 problems tuned; chosen: torch 17, onednn 3",
+            40,
+            ["5 of 90 problems tuned; chosen:", "torch 17, onednn 3"],
+        ),
+        ("left: 85 with M 2 to 4,096.", 24, ["left: 85 with M 2", "to 4,096."]),
+        ("1 2 3 4 5 6 7 8 9 10 11", 10, ["1 2 3 4 5", "6 7 8 9", "10 11"]),
+        ("times of 3.14ms and more", 16, ["times of 3.14ms", "and more"]),
+    ],
+)
+def test_a_number_stays_with_the_word_before_it(text: str, width: int, parts: list[str]) -> None:
+    assert [part.text.strip() for part in folded(Line(text=text), width)] == parts
+
+
 def test_styles_move_with_their_words() -> None:
     line = styled("one two ", ("three four", GOOD), " five ", ("six", KEY))
     parts = folded(line, 14)

@@ -228,9 +228,9 @@ def _parts(context: Context, work: WorkEstimate, states: Collection[ProblemState
     if budget is None:
         yield _in_order(context)
         return
-    ends_at = budget.screening_ends_at()
+    budget.begin_screening()
     for index, problem in enumerate(context.problems):
-        if index and time.monotonic() > ends_at:
+        if index and time.monotonic() > budget.screening_ends_at:
             budget.left.update(left.id for left in context.problems[index:])
             return
         budget.pace_s = min(budget.pace_s, work.pace_s(states))
