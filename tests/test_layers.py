@@ -66,7 +66,6 @@ SHORT = {
     "tables/file_names.py": "imported by sources without the tables",
     "templates/hopper/gluon_compat.py": "device code of several versions of Triton",
     "__main__.py": "an entry point",
-    "cli/commands.py": "the table of commands",
     "cli/machine.py": "facts of the machine for doctor",
     "pipeline/problem_list.py": "what capture prints",
     "templates/quantise_kernel.py": "device code",

@@ -47,7 +47,7 @@ EXPORT = "export"
 WITH_PATHS = frozenset({LINT, EXPORT, "show", "diff", "report"})
 """The commands that take arguments without a key: paths, and names of runs."""
 _WITHOUT_PATHS = ("runs", "demo")
-_ENGINE_FILE = re.compile(r"(.*/)?[EN]=[^/]*|.*\.json")
+_ENGINE_FILE = re.compile(r"(.*/)?[EN]=[^/,]*,[^/]*|.*\.json")
 _MODES = ("--run", "--multirun", "--cfg", "--info", "--shell-completion", "--hydra-help")
 
 

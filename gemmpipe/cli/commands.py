@@ -4,6 +4,7 @@ A command's module has `run(line)` (see `Command`) and `HELP`, the text of `gemm
 is one entry of `COMMANDS` and its module.
 """
 
+import difflib
 import importlib
 from collections.abc import Mapping
 from typing import Protocol, cast
@@ -25,6 +26,8 @@ _MODULES: Mapping[str, str] = {"runs": "run_list"}
 """Modules of another name: `gemmpipe.cli.runs` finds earlier runs for pipelines."""
 
 
+_MISSPELT = 0.8
+"""Likeness of a key that is a misspelt one for certain."""
 _OF_ENGINE = ("args", "run", "target", "version", "package", "model")
 """Options of `gemmpipe doctor engine=...` that this machine's devices do not have."""
 
@@ -51,6 +54,9 @@ def command_of(line: CommandLine) -> str | None:
         keys = [option.partition("=")[0] for option in line.overrides]
         if "engine" in keys or "log" in keys:  # the log names its engine
             return "doctor_engine"
+        for name in keys:
+            if name not in _OF_ENGINE and difflib.get_close_matches(name, ["engine"], cutoff=_MISSPELT):
+                raise UserError(f"doctor: {name}: no such option; did you mean 'engine'?")
         if (key := next((key for key in keys if key in _OF_ENGINE), None)) is not None:
             raise UserError(f"doctor: {key}: an option of doctor engine=vllm and engine=sglang; expected engine= too")
     return line.command if line.command in COMMANDS else None

@@ -16,6 +16,7 @@ from gemmpipe.cli.commands import options
 from gemmpipe.cli.doctor_times import TimedRun, time_lines
 from gemmpipe.core.errors import EnvironmentProblem, UserError, printable, suggest
 from gemmpipe.core.events import counted
+from gemmpipe.core.files import suggest_path
 from gemmpipe.core.shell import shell_join
 from gemmpipe.core.text_table import fold_width
 from gemmpipe.engines.kernel_choice import (
@@ -250,7 +251,9 @@ def _log(path: str, engine: str) -> "ServerLog | None":
 
     if not path:
         return None
-    log = read_server_log(Path(path).expanduser())
+    if not (file := Path(path).expanduser()).exists():
+        raise UserError(f"log={path}: no such file; expected the log of a server{suggest_path(file)}")
+    log = read_server_log(file)
     if engine and log.engine not in (None, engine):
         raise UserError(f"log={path}: a log of {TITLES[str(log.engine)]}; expected engine={log.engine}")
     return log

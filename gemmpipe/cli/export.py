@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 from gemmpipe.cli import STDOUT, announced, naming_write_errors
 from gemmpipe.cli.command_line import CommandLine, gemmpipe_command
 from gemmpipe.cli.commands import options
-from gemmpipe.core.errors import UserError, suggest_or_list
+from gemmpipe.core.errors import UserError, suggest
 from gemmpipe.core.events import Event, Events, counted
 from gemmpipe.core.paths import tables_variable
 from gemmpipe.core.shell import shell_join, shell_quote
 from gemmpipe.core.text_table import fold_width
-from gemmpipe.report.last_run import LAST, WITH_SELECTIONS, last_run
+from gemmpipe.report.last_run import LAST, WITH_SELECTIONS, last_run, named_folder, suggest_run
 from gemmpipe.report.lines import Line, fitted
 
 if TYPE_CHECKING:
@@ -74,12 +74,14 @@ def _request(line: CommandLine) -> _Request:
     places = [path for path in line.paths if path.lower() not in TARGETS]
     expected = "expected gemmpipe export RUN|TABLE vllm|sglang|aiter|plugin"
     if len(line.paths) == 2 and len(places) == 2:
-        raise UserError(f"export: '{line.paths[1]}': {expected}{suggest_or_list(line.paths[1], TARGETS)}")
+        raise UserError(f"export: '{line.paths[1]}': {expected}{suggest(line.paths[1], TARGETS)}")
     if len(targets) != 1 or len(places) > 1 or (not places and not flags["undo"]):
         raise UserError(f"export: {' '.join(line.paths) or 'nothing to export'}; {expected}")
     target = targets[0].lower()
     if target not in ("vllm", "sglang") and (flags["install"] or flags["undo"]):
         raise UserError(f"export: {target}: nothing is installed for it; expected vllm or sglang")
+    if given["output"] and Path(given["output"]).is_file():
+        raise UserError(f"output={given['output']}: a file; expected the folder to write to")
     return _Request(
         place=places[0] if places else "",
         target=target,
@@ -157,9 +159,10 @@ def find_choices(command: str, place: str, kernel: str, config_dir: Path | None)
 
     Raises UserError if there is neither.
     """
-    path = Path(place).expanduser()
-    if not path.is_file() and place != LAST and not path.is_dir():
-        raise UserError(f"{command}: no file or folder '{place}'; expected the folder of a run, last, or a tuned table")
+    path = named_folder(place, f"{command}: {place}")
+    if place != LAST and not path.exists():
+        expected = "expected the folder of a run, last, or a tuned table"
+        raise UserError(f"{command}: no file or folder '{place}'; {expected}{suggest_run(place)}")
     if kernel and not path.is_file():
         raise UserError(f"{command}: kernel: only a table takes it; a run names its kernel")
     if not path.exists():

@@ -12,9 +12,10 @@ from gemmpipe.cli.command_line import WATCH, CommandLine
 from gemmpipe.cli.commands import options
 from gemmpipe.cli.folders import ConfigFolders
 from gemmpipe.core.errors import UserError
+from gemmpipe.core.files import suggest_path
 from gemmpipe.core.paths import REPORT, RUNS
 from gemmpipe.journal import NAME as JOURNAL
-from gemmpipe.report.last_run import LAST, TO_WATCH, WITH_PRODUCTS, last_run
+from gemmpipe.report.last_run import LAST, TO_WATCH, WITH_PRODUCTS, last_run, suggest_run
 from gemmpipe.report.run_folder import RUNNING, describe_run, is_run
 
 if TYPE_CHECKING:
@@ -113,7 +114,8 @@ def _sources(names: tuple[str, ...], *, watch: bool) -> tuple[list[Path], list[P
             runs.append(_run_folder(path.parent, name))
         elif path.is_file() or path.suffix == ".csv":
             if not path.is_file():
-                raise UserError(f"report: {name}: no such file; expected a tuned table or the folder of a run")
+                expected = "expected a tuned table or the folder of a run"
+                raise UserError(f"report: {name}: no such file; {expected}{suggest_path(path)}")
             tables.append(path)
         else:
             runs.append(_run_folder(path if path.exists() else RUNS / path, name))
@@ -123,7 +125,7 @@ def _sources(names: tuple[str, ...], *, watch: bool) -> tuple[list[Path], list[P
 def _run_folder(folder: Path, name: str) -> Path:
     """Raises UserError unless the folder is that of a run with a journal."""
     if not folder.is_dir():
-        raise UserError(f"report: {name}: no such folder; expected a run, a tuned table or 'last'")
+        raise UserError(f"report: {name}: no such folder; expected a run, a tuned table or 'last'{suggest_run(name)}")
     if not (folder / JOURNAL).is_file():
         inner = sorted(path for path in folder.iterdir() if is_run(path))
         hint = f", such as {inner[0]}" if inner else ""

@@ -22,7 +22,7 @@ from gemmpipe.core.errors import UserError
 from gemmpipe.core.files import read_regular
 from gemmpipe.core.paths import is_in_runs_folder
 from gemmpipe.journal import NAME as JOURNAL
-from gemmpipe.report.last_run import LAST, RESUMABLE, REUSABLE, last_run
+from gemmpipe.report.last_run import LAST, RESUMABLE, REUSABLE, last_run, named_folder, suggest_run
 from gemmpipe.report.run_folder import SWEEP, has_trials
 
 _STARTUP_FILES = {".hydra", JOURNAL}
@@ -76,12 +76,9 @@ class PreviousRun:
 
 def find_run(key: str, value: str, pipeline: str | None, config_dir_typed: bool) -> PreviousRun:
     """The run that `resume=` or `reuse=` names. Raises UserError if it does not exist or is not a run's folder."""
-    try:
-        folder = _last(key, pipeline) if value == LAST else Path(value).expanduser()
-    except RuntimeError:  # ~USER of an unknown user
-        raise UserError(f"{key}={value}: no such home directory; expected the folder of a run, or 'last'") from None
+    folder = _last(key, pipeline) if value == LAST else named_folder(value, f"{key}={value}")
     if not folder.is_dir():
-        raise UserError(f"{key}={value}: no such folder; expected the folder of a run, or 'last'")
+        raise UserError(f"{key}={value}: no such folder; expected the folder of a run, or 'last'{suggest_run(value)}")
     if (folder / SWEEP).is_file():
         raise UserError(f"{key}={value}: the folder of a sweep; expected one of its runs, such as {folder / '0_...'}")
     if not (folder / JOURNAL).is_file():

@@ -11,6 +11,7 @@ from gemmpipe.cli.command_line import CommandLine
 from gemmpipe.cli.commands import options
 from gemmpipe.cli.run_list import is_true, whole_number
 from gemmpipe.core.errors import UserError
+from gemmpipe.core.files import suggest_path
 from gemmpipe.core.text_table import terminal_width
 from gemmpipe.report.last_run import LAST, find_finished
 from gemmpipe.report.run_folder import is_run
@@ -68,7 +69,8 @@ def _place(name: str, kernel: str) -> Path:
     path = Path(name).expanduser()
     if name != LAST and (path.is_file() or path.suffix == ".csv"):
         if not path.is_file():
-            raise UserError(f"show: {name}: no such file; expected the folder of a run, a table, or 'last'")
+            expected = "expected the folder of a run, a table, or 'last'"
+            raise UserError(f"show: {name}: no such file; {expected}{suggest_path(path)}")
         return path
     if kernel:
         raise UserError("show: kernel: only a table takes it; a run names its kernel")

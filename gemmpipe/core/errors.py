@@ -54,7 +54,7 @@ def suggest_or_list(name: str, known: Iterable[str], where: str = "") -> str:
     names = sorted(set(known))
     listed = _listed(names, where)
     if close := suggest(name, names):
-        sure = len(name) > _SHORT_WORD or len(names) > _MAX_SHOWN
+        sure = len(name) > _SHORT_WORD or len(names) > _MAX_SHOWN or len(names) == 1
         return close if sure else f"{close} known: {listed}"
     return f"; known: {listed}" if names else ""
 

@@ -7,7 +7,9 @@
 """
 
 import csv
+import difflib
 import io
+import itertools
 import json
 import os
 import re
@@ -16,7 +18,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO, TextIO
 
-from gemmpipe.core.errors import UserError, quoted_repr, suggest_or_list
+from gemmpipe.core.errors import UserError, quoted_repr, suggest, suggest_or_list
 
 MAX_MANIFEST_BYTES = 50_000_000
 """The limit for a run's manifest, which names every file and every unsolved problem."""
@@ -142,6 +144,27 @@ def named_files(key: str, value: str | Sequence[str] | None, what: str = "a CSV 
                 raise UserError(f"{key}: '{match}' is a folder, expected {what} (or '{match}/*{kind}')")
         found += [match for match in matches if match not in found]
     return found
+
+
+_MAX_NEIGHBOURS = 10_000
+_SIMILAR = 0.6
+
+
+def suggest_path(path: Path) -> str:
+    """The clause "; did you mean 'outputs/tuned'?" with the path beside a missing one that is named most alike.
+
+    Names without their suffix must be alike too. Where the folder itself is missing, the clause names that.
+    """
+    try:
+        near = (each.name for each in itertools.islice(path.parent.iterdir(), _MAX_NEIGHBOURS))
+        alike = [name for name in near if _likeness(Path(name).stem, path.stem) >= _SIMILAR]
+    except OSError:
+        return "" if path.parent.is_dir() else f"; no folder '{path.parent}'"
+    return suggest(str(path), [str(path.parent / name) for name in alike])
+
+
+def _likeness(name: str, other: str) -> float:
+    return difflib.SequenceMatcher(None, name, other).ratio()
 
 
 def _similar_files(path: Path) -> str:

@@ -6,7 +6,7 @@ from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
-from gemmpipe.core.errors import EnvironmentProblem, UserError, suggest_or_list
+from gemmpipe.core.errors import EnvironmentProblem, UserError, suggest
 
 VLLM, SGLANG = "vllm", "sglang"
 ENGINES = (VLLM, SGLANG)
@@ -22,7 +22,7 @@ TITLES: Mapping[str, str] = {VLLM: "vLLM", SGLANG: "SGLang"}
 def check_engine(key: str, name: str) -> str:
     """The name of an engine in lower case. Raises UserError, naming the key, for any other name."""
     if name.lower() not in ENGINES:
-        raise UserError(f"{key}: '{name}' is no engine; expected vllm or sglang{suggest_or_list(name, ENGINES)}")
+        raise UserError(f"{key}: '{name}' is no engine; expected vllm or sglang{suggest(name, ENGINES)}")
     return name.lower()
 
 

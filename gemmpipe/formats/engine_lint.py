@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from gemmpipe.core.errors import UserError, quoted_repr, suggest_or_list
-from gemmpipe.core.files import read_object
+from gemmpipe.core.files import read_object, suggest_path
 from gemmpipe.engines.launch import EXPERTS
 from gemmpipe.engines.packages import ENGINES, SGLANG, VLLM
 from gemmpipe.family.problem import MAX_SIZE
@@ -67,7 +67,8 @@ def engine_files(paths: Sequence[Path]) -> tuple[Path, ...]:
         elif path.exists():
             found[path] = None
         else:
-            raise UserError(f"{path}: no such file or folder")
+            expected = "expected configuration files of an engine, or their folder"
+            raise UserError(f"lint: {path}: no such file or folder; {expected}{suggest_path(path)}")
     if not found:
         raise UserError("lint: no path; expected configuration files of an engine, or folders of them")
     return tuple(found)

@@ -20,7 +20,7 @@ from gemmpipe.family.problem import parse_key_value
 from gemmpipe.formats import Format, Target
 from gemmpipe.formats.native import NativeCsv
 from gemmpipe.pipeline.manifest import device_of
-from gemmpipe.report.run_folder import nothing_timed, read_manifest
+from gemmpipe.report.run_folder import nothing_timed, read_manifest, unended_text
 from gemmpipe.report.tables import TableSource
 from gemmpipe.stages.load import selections_frame
 from gemmpipe.tables.file_names import table_arguments
@@ -89,8 +89,7 @@ def choices_of_run(folder: Path, families: Collection[str]) -> Choices:
         if not (folder / name).is_file():
             if reason := nothing_timed(folder):
                 raise UserError(f"{folder}: {reason}")
-            resume = shell_join(["gemmpipe", f"resume={folder}"])
-            hint = f"; {resume} continues it" if (folder / journal.NAME).is_file() else ""
+            hint = f"; {unended_text(folder)}" if (folder / journal.NAME).is_file() else ""
             raise UserError(f"{folder}: no {name} there, expected the folder of a finished run{hint}")
     manifest = read_manifest(folder)
     config = manifest.get("config")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from gemmpipe.core.data import is_plausible_time_us
 from gemmpipe.core.errors import UserError, printable, quoted_repr, shortened
-from gemmpipe.core.files import is_number, read_cells
+from gemmpipe.core.files import is_number, read_cells, suggest_path
 from gemmpipe.core.paths import SELECTIONS as SELECTIONS_FILE
 from gemmpipe.core.paths import shipped_tables
 from gemmpipe.core.schema import DEVICE_COLUMNS, RESULT, SELECTIONS
@@ -97,7 +97,8 @@ def read_choices(name: str, command: str) -> ChoiceTable:
     path = Path(name).expanduser()
     if name != LAST and (path.is_file() or path.suffix == ".csv"):
         if not path.exists():
-            raise UserError(f"{command}: {name}: no such file; expected a run, a table, 'last' or 'shipped'")
+            expected = "expected a run, a table, 'last' or 'shipped'"
+            raise UserError(f"{command}: {name}: no such file; {expected}{suggest_path(path)}")
         return ChoiceTable(name=name, path=path, kernel="", choices=tuple(_read_rows(path)))
     folder = find_finished(name, command)
     if not (folder / SELECTIONS_FILE).is_file():

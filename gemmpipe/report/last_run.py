@@ -10,8 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from gemmpipe.core.errors import UserError
-from gemmpipe.core.files import read_cells
+from gemmpipe.core.errors import UserError, suggest
+from gemmpipe.core.files import read_cells, suggest_path
 from gemmpipe.core.paths import MANIFEST, RUNS, SELECTIONS
 from gemmpipe.journal import NAME as JOURNAL
 from gemmpipe.report.run_folder import (
@@ -25,6 +25,7 @@ from gemmpipe.report.run_folder import (
     newest_demo,
     only_listed,
     run_folders,
+    unended_text,
 )
 
 LAST = "last"
@@ -124,23 +125,40 @@ def find_finished(name: str, command: str) -> Path:
         demo = newest_demo()
         expected = f"the folder of a run{f', such as that of gemmpipe demo, {demo}' if demo else ''}"
         return last_run((WITH_CHOICES,), f"{command}: {LAST}", expected)
-    folder = _named_folder(name, command)
+    folder = named_folder(name, f"{command}: {name}")
     if not folder.is_dir():
-        raise UserError(f"{command}: {name}: no such folder; expected the folder of a run, or 'last'")
+        raise UserError(
+            f"{command}: {name}: no such folder; expected the folder of a run, or 'last'{suggest_run(name)}"
+        )
     if (folder / SWEEP).is_file():
         runs = sorted(path.name for path in folder.iterdir() if is_run(path))
         example = f", such as {folder / runs[0]}" if runs else ""
         raise UserError(f"{command}: {name}: the folder of a sweep; expected one of its runs{example}")
     if not (folder / MANIFEST).is_file():
-        hint = "the run has not ended (resume= continues it)" if is_run(folder) else "not the folder of a run"
+        hint = unended_text(folder) if is_run(folder) else f"not the folder of a run{_example(folder)}"
         raise UserError(f"{command}: {name}: no {MANIFEST}: {hint}; expected a finished run")
     return folder
 
 
-def _named_folder(name: str, command: str) -> Path:
-    """The path of a name: itself, or below the folder of runs, as `gemmpipe runs` prints it."""
+def _example(folder: Path) -> str:
+    """A run in a folder of runs, such as `outputs/runs/tune`."""
+    inner = sorted((path for path in folder.iterdir() if is_run(path)), reverse=True)
+    return f", such as {inner[0]}" if inner else ""
+
+
+def suggest_run(name: str) -> str:
+    """The clause "; did you mean 'last'?" with the run, as `gemmpipe runs` prints it, or the file named most alike."""
+    runs = [str(folder.relative_to(RUNS)) for folder in run_folders()]
+    return suggest(name, [LAST, *runs]) or suggest_path(Path(name))
+
+
+def named_folder(name: str, where: str) -> Path:
+    """The path of a name: itself, or below the folder of runs, as `gemmpipe runs` prints it.
+
+    Raises UserError, which begins with `where`, for the home directory of an unknown user.
+    """
     try:
         folder = Path(name).expanduser()
     except RuntimeError:  # ~USER of an unknown user
-        raise UserError(f"{command}: {name}: no such home directory; expected the folder of a run, or 'last'") from None
+        raise UserError(f"{where}: no such home directory; expected the folder of a run, or 'last'") from None
     return folder if folder.exists() or not (RUNS / folder).is_dir() else RUNS / folder

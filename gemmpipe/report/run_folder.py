@@ -111,6 +111,13 @@ def read_manifest(folder: Path) -> dict[str, object]:
         raise UserError(f"{error}: the file is damaged; {resume} writes it again") from None
 
 
+def unended_text(folder: Path) -> str:
+    """What to do with a run that has no manifest: it is still at work, or its process ended."""
+    if _is_locked(folder / JOURNAL):
+        return "the run is still at work"
+    return f"the run has not ended; {shell_join(['gemmpipe', f'resume={folder}'])} continues it"
+
+
 def damage(folder: Path) -> str:
     """The error of a manifest that cannot be read, and the command that writes it again; empty for none."""
     if (folder / MANIFEST).is_file():

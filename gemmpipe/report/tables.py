@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from gemmpipe.core.artifact import read_runs, sidecar_path
-from gemmpipe.core.errors import UserError, suggest_or_list
+from gemmpipe.core.errors import UserError, suggest, suggest_or_list
 from gemmpipe.core.events import counted
 from gemmpipe.core.schema import FROM_FILE
 from gemmpipe.family import Family, load_family, shipped_families
@@ -16,6 +16,9 @@ from gemmpipe.report.product_table import product_frame
 from gemmpipe.tables import store
 from gemmpipe.tables.file_names import family_of_file_name
 from gemmpipe.tables.merge import row_key, used_rows
+
+_NAMES = 3
+"""Names of tables that an error shows."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,8 +36,9 @@ def table_source(path: Path, kernel: str | None, importable: frozenset[str] = fr
     known = {name: load_family(name) for name in ([kernel] if kernel else shipped_families())}
     name = kernel or family_of_file_name(path.name, known)
     if name is None:
-        names = ", ".join(sorted(family.csv_name for family in known.values()))
-        raise UserError(f"{path}: no table's name; expected one such as {names}, or kernel=FAMILY")
+        names = sorted({family.csv_name for family in known.values()}, key=lambda each: (len(each), each))
+        some = f"{', '.join(names[:_NAMES])}{suggest(path.name, names)}"
+        raise UserError(f"{path}: no table's name; expected kernel=FAMILY, or a name such as {some}")
     return TableSource(path=path, family=known[name])
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 from gemmpipe.backends.engine import EngineBackend, EngineImplementation
 from gemmpipe.bench.timer import paired_ratio
 from gemmpipe.core.data import TIMED, Candidate, Device, Knobs, Problem, Scalar
-from gemmpipe.core.errors import UserError, check_at_least, suggest_or_list
+from gemmpipe.core.errors import UserError, check_at_least, suggest
 from gemmpipe.engines.launch import DENSE, EXPERTS
 from gemmpipe.engines.packages import ENGINES, SGLANG, VLLM
 from gemmpipe.family import KernelDefaults
@@ -50,7 +50,7 @@ class Lint(Stage):
     def __post_init__(self) -> None:
         check_at_least(1, model_dim=self.model_dim, topk=self.topk)
         if self.engine is not None and self.engine not in ENGINES:
-            raise ValueError(f"engine={self.engine}, expected vllm or sglang{suggest_or_list(self.engine, ENGINES)}")
+            raise ValueError(f"engine={self.engine}, expected vllm or sglang{suggest(self.engine, ENGINES)}")
 
     def check(self, context: Context) -> None:
         """Raises UserError without a path."""

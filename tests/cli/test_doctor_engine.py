@@ -274,7 +274,8 @@ def test_a_run_whose_table_is_no_longer_there(capfd: Captured) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["engine=vlm"], 2, "engine: 'vlm' is no engine; expected vllm or sglang"),
+        (["engine=vlm"], 2, "engine: 'vlm' is no engine; expected vllm or sglang; did you mean 'vllm'?\n"),
+        (["engin=vllm"], 2, "doctor: engin: no such option; did you mean 'engine'?"),
         (["engine=vllm", "target=sm_90", "model=nowhere"], 2, "no file 'nowhere', expected a model's config.json"),
         (["model=nowhere"], 2, "doctor: model: an option of doctor engine=vllm and engine=sglang; expected engine="),
         (["engine=vllm", "targte=sm_90"], 2, "doctor: targte: no such option; did you mean 'target'?"),
@@ -286,7 +287,11 @@ def test_a_run_whose_table_is_no_longer_there(capfd: Captured) -> None:
         (["target=sm_90"], 2, "doctor: target: an option of doctor engine=vllm and engine=sglang; expected engine="),
         (["kernel=a16w16", "version=0.33.0"], 2, "doctor: version: an option of doctor engine=vllm"),
         (["engine=vllm", "target=sm_90", "package=."], 2, "package=.: no package 'vllm' there"),
-        (["engine=vllm", "target=sm_90", "log=absent.log"], 2, "absent.log: cannot be read"),
+        (
+            ["engine=vllm", "target=sm_90", "log=absent.log"],
+            2,
+            "log=absent.log: no such file; expected the log",
+        ),
         (["engine=vllm", "target=sm_90", "run=nowhere"], 2, "doctor: no file or folder 'nowhere'"),
         (
             ["engine=vllm", "target=sm_90", "kernel=a16w16"],

@@ -125,16 +125,19 @@ def test_dense_files_are_installed_and_removed(capfd: pytest.CaptureFixture[str]
     [
         (["last"], "export: last; expected gemmpipe export RUN|TABLE vllm|sglang|aiter|plugin"),
         (["vllm"], "export: vllm; expected gemmpipe export RUN|TABLE"),
-        (["last", "vlm"], "did you mean 'vllm'?"),
+        (["last", "vlm"], "expected gemmpipe export RUN|TABLE vllm|sglang|aiter|plugin; did you mean 'vllm'?\n"),
         (["last", "plugin", "install=true"], "plugin: nothing is installed for it"),
         (["last", "vllm", "install=maybe"], "install=maybe: expected true or false"),
         (["last", "vllm", "instal=true"], "instal: no such option; did you mean 'install'?"),
         (["nowhere", "vllm"], "no file or folder 'nowhere'"),
+        (["lst", "vllm"], "a tuned table; did you mean 'last'?"),
+        (["last", "vllm", "output=file"], "output=file: a file; expected the folder to write to"),
         (["last", "vllm"], "export: last: no finished run with choices under outputs/runs"),
         ([".", "vllm"], ".: no trials.jsonl there, expected the folder of a finished run"),
     ],
 )
 def test_a_wrong_line_is_one_line(arguments: list[str], message: str, capfd: pytest.CaptureFixture[str]) -> None:
+    Path("file").touch()
     assert main(["export", *arguments]) == 2
     error = capfd.readouterr().err
     assert message in error
@@ -168,7 +171,7 @@ def test_the_kernel_of_a_table_with_a_name_of_its_own(h200_tables: Path, capfd: 
     assert main(["export", str(table), "plugin"]) == 2
     error = capfd.readouterr().err
     assert "no table's name" in error
-    assert error.endswith("or kernel=FAMILY\n")
+    assert "expected kernel=FAMILY, or a name such as tuned_fmoe.csv" in error
     assert main(["export", str(table), "plugin", "kernel=a16w16"]) == 0
     assert f"GEMMPIPE_CONFIG_A16W16={table}" in capfd.readouterr().out
     assert main(["export", str(table), "vllm", "kernel=a16w16"]) == 2

@@ -168,7 +168,7 @@ def test_a_folder_is_taken_by_its_path_or_its_name_in_the_list() -> None:
     (sweep / "multirun.yaml").write_text("")
     assert find_finished(str(chosen), "show") == find_finished(f"tune/{chosen.name}", "show") == chosen
     for folder, message in (
-        (killed, r"no manifest.json: the run has not ended \(resume= continues it\)"),
+        (killed, rf"no manifest.json: the run has not ended; gemmpipe resume={killed} continues it"),
         (sweep, "the folder of a sweep; expected one of its runs, such as"),
         (RUNS, "no manifest.json: not the folder of a run"),
         (RUNS / "none", "no such folder"),

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from gemmpipe.cli.export import find_choices
 from gemmpipe.cli.run_list import lines
 from gemmpipe.core.errors import UserError
 from gemmpipe.core.paths import RUNS
+from gemmpipe.report.last_run import find_finished
 from gemmpipe.report.run_folder import (
     FINISHED,
     INTERRUPTED,
@@ -82,6 +84,10 @@ def test_a_run_with_a_locked_journal_is_running() -> None:
     with (path / "trials.jsonl").open() as stream:
         fcntl.flock(stream, fcntl.LOCK_EX)
         assert describe_run(path).state == RUNNING
+        with pytest.raises(UserError, match="the run is still at work; expected a finished run"):
+            find_finished(str(path), "diff")
+        with pytest.raises(UserError, match=r"expected the folder of a finished run; the run is still at work$"):
+            find_choices("export", f"tune/{path.name}", "", None)
     assert describe_run(path).state == KILLED
 
 

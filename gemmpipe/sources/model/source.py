@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Literal
 
 from gemmpipe.core.data import Problem
-from gemmpipe.core.errors import UserError, quoted_repr, suggest_or_list
-from gemmpipe.core.files import read_object
+from gemmpipe.core.errors import UserError, quoted_repr, suggest
+from gemmpipe.core.files import read_object, suggest_path
 from gemmpipe.engines.batch_sizes import VLLM_MAX_CAPTURE, vllm_capture_sizes
 from gemmpipe.engines.packages import VLLM
 from gemmpipe.family import Family, KernelDefaults, load_family
@@ -29,7 +29,7 @@ def batch_sizes(nsets: Sequence[int] | int | str) -> list[int]:
     """Each M once, in the given order. Raises UserError about shapes.nsets."""
     if isinstance(nsets, str):
         if nsets not in _ENGINES:
-            raise UserError(f"shapes.nsets: '{nsets}', {_EXPECTED}{suggest_or_list(nsets, _ENGINES)}")
+            raise UserError(f"shapes.nsets: '{nsets}', {_EXPECTED}{suggest(nsets, _ENGINES)}")
         return _ENGINES[nsets]()
     sizes = [nsets] if isinstance(nsets, int) else list(nsets or ())
     for m in sizes:
@@ -120,7 +120,8 @@ class ModelShapes(Source):
         path = Path(str(self.path)).expanduser()
         file = path / "config.json" if path.is_dir() else path
         if not file.exists():
-            raise UserError(f"shapes.path: no file '{file}', expected a model's config.json")
+            near = suggest_path(path) if path.suffix == ".json" or not path.exists() else ""
+            raise UserError(f"shapes.path: no file '{file}', expected a model's config.json{near}")
         config = read_object(file)
         modelopt = file.with_name("hf_quant_config.json")
         if "quantization_config" not in config and modelopt.is_file():
