@@ -156,13 +156,20 @@ def _watch(folder: Path, out: Path | None, importable: frozenset[str], *, shown:
     from gemmpipe.report.html import write  # not above: they take a second
     from gemmpipe.report.reading import read_run
 
-    while describe_run(folder).state == RUNNING:
-        if describe_run(folder).problems:
-            write(read_run(folder, importable=importable), path, refresh_s=REFRESH_S)
-            if shown:
-                open_page(path)
-            shown = False
-        time.sleep(REFRESH_S)
+    is_written = False
+    try:
+        while describe_run(folder).state == RUNNING:
+            if describe_run(folder).problems:
+                write(read_run(folder, importable=importable), path, refresh_s=REFRESH_S)
+                is_written = True
+                if shown:
+                    open_page(path)
+                shown = False
+            time.sleep(REFRESH_S)
+    except KeyboardInterrupt:
+        if is_written:  # else an open browser loads it for ever
+            write(read_run(folder, importable=importable), path)
+        raise
     text = write(read_run(folder, importable=importable), path)
     with naming_write_errors(STDOUT):
         print(text)

@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pandas as pd
@@ -82,6 +83,24 @@ def test_a_watched_run_is_written_until_it_ends(
     assert all('<meta http-equiv="refresh" content="5">' in page for page in pages)
     assert 'http-equiv="refresh"' not in (folder / "run" / "report.html").read_text()
     assert capsys.readouterr().out.count("report  ") == 2
+
+
+def test_after_ctrl_c_the_page_of_a_watched_run_is_not_loaded_again(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_recorded_run(folder / "run", problems=1, candidates=5)
+    page, seen = folder / "run" / "report.html", list[bool]()
+
+    def sleep(seconds: float) -> None:
+        seen.append('http-equiv="refresh"' in page.read_text())
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("gemmpipe.cli.report.time.sleep", sleep)
+    with closing(Journal(folder / "run")):
+        assert main(["report", "run", "--watch"]) == 130
+    assert seen == [True]
+    assert 'http-equiv="refresh"' not in page.read_text()
+    assert "interrupted" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
