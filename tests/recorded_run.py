@@ -71,6 +71,7 @@ class RecordedRun:
         ]
         search: Search = EXHAUSTIVE if self.head["engine"] else default_search()
         self._screening = WorkEstimate(self._problems, self._family, search, self._device, KEEP)
+        self.progress = RunProgress(0.0)
 
     def _problem(self, key: dict[str, Any] | int) -> Problem:
         key = self.head["problems"][key] if isinstance(key, int) else key
@@ -86,8 +87,8 @@ class RecordedRun:
         ]
 
     def estimates(self) -> Iterator[tuple[float, float | None]]:
-        """(seconds since the start, seconds left as the run states them)."""
-        progress = RunProgress(0.0)
+        """(seconds since the start, seconds left as the run states them); `progress` has more of each moment."""
+        progress = self.progress
         engine, compare = self.head["engine"], self.head["pipeline"] == "compare"
         end_s = len(self._problems) * SELECT.usual_s(self._device)
         always = engine or compare
@@ -169,7 +170,14 @@ class RecordedRun:
             requested=row["requested"],
             now=float(row["t"]),
         )
-        return Event(kind="progress", done=work.done, total=work.expected, share=work.share)
+        return Event(
+            kind="progress",
+            done=work.done,
+            total=work.expected,
+            share=work.share,
+            stage_s=work.left_s,
+            stage_factor=work.left_factor,
+        )
 
     def expected_us(self) -> dict[str, float]:
         """As `expected_times_us` has them."""

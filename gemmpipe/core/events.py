@@ -28,8 +28,14 @@ class Event:
     """With `line`: (start, end, style) of parts of the text; a terminal chooses their colours."""
     is_whole: bool = False
     """With `line`: True for a command to copy, which is not folded."""
+    stage_s: float | None = None
+    """With `progress`: the seconds left of the stage's work, if the stage knows them better than by its share."""
+    stage_factor: float = 1.0
+    """With `stage_s`: the factor by which the true time may be shorter or longer."""
     left_s: float | None = None
     """With `progress`: the seconds until the end of the run, where a budget ends it; None: as the work lets expect."""
+    most_s: float | None = None
+    """With `progress`: the seconds until a budget ends the run, if its work does not end before; None: no budget."""
     rest_s: float = 0.0
     """With `step`: the expected seconds of the stages that follow with the same problems; with `stage` and `rest`: of
     those that follow in the same step, or how much more the stages that follow take than the step has said."""
@@ -56,7 +62,10 @@ class Events:
         total: int = 0,
         unit: str = "",
         share: float | None = None,
+        stage_s: float | None = None,
+        stage_factor: float = 1.0,
         left_s: float | None = None,
+        most_s: float | None = None,
         rest_s: float = 0.0,
         expected_s: float = 0.0,
         later: float = 0.0,
@@ -70,7 +79,10 @@ class Events:
             total=total,
             unit=unit,
             share=share,
+            stage_s=stage_s,
+            stage_factor=stage_factor,
             left_s=left_s,
+            most_s=most_s,
             rest_s=rest_s,
             expected_s=expected_s,
             later=later,

@@ -51,13 +51,22 @@ def rough_duration_text(seconds: float | None) -> str:
     if seconds is None or not math.isfinite(seconds):
         return MISSING
     if seconds < 100:
-        step = 1 if seconds < 10 else 5
-        return f"{max(1, math.ceil(seconds / step) * step)} s"
+        step = 1 if seconds < 20 else 5
+        return f"{max(1, round(seconds / step) * step)} s"
     minutes = round(seconds / 60)
     if minutes < 60:
         return f"{minutes} min"
     tens = round(seconds / 600) * 10
     return f"{tens // 60} h {tens % 60:02d} min"
+
+
+def rough_range_text(least: float, most: float) -> str:
+    """Both ends of an estimate: `15 to 40 s`, `50 s to 2 min`; one if they read the same."""
+    low, high = rough_duration_text(least), rough_duration_text(most)
+    if low == high:
+        return high
+    number, _, unit = low.rpartition(" ")
+    return f"{number if high.endswith(f' {unit}') and number.isdigit() else low} to {high}"
 
 
 def bytes_text(number: float | None) -> str:

@@ -48,6 +48,8 @@ class JsonStream(Listener):
                 more["share"] = round(self._progress.of_run, 3)
             if (left_s := self._progress.left_s(time.monotonic())) is not None:
                 more["left_s"] = round(left_s, 1)
+            if (between := self._progress.range_s(time.monotonic())) is not None:
+                more["left_range_s"] = [round(end_s, 1) for end_s in between]
             self._total = event.total or self._total
             self._emit("progress", stage=self._stage, done=event.done, total=self._total, **more)
         elif event.text:

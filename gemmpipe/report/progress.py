@@ -4,48 +4,69 @@ Time is passed in by the caller, in seconds on any monotonic clock.
 """
 
 from gemmpipe.core.events import Event
-from gemmpipe.core.units import count_text, percent_text, rough_duration_text
+from gemmpipe.core.units import count_text, percent_text, rough_duration_text, rough_range_text
 
-_MIN_GAIN = 0.02  # of a stage's work that must be done before its rate is known
+_MIN_GAIN, _MIN_FIRST = 0.01, 0.1
+"""Of a stage's work, the part after the first result from which on the rate is known, and that of a first result which
+is a rate by itself, with the time in which processes start."""
 _MOST_SLOWER = 3.0  # times the rate so far, as which the work that is left is taken while a result is late
 _ALL_DONE = 0.99
+_UNSURE = 1.75  # the most over the least time left, from which on both are stated: no number is within 30 % of both
 _ENDING_S = 0.5  # an estimate below it says nothing
+_EXPECTED_PART = 0.5  # of a stage's work: its expected time counts like so much of it
 _TRUSTED = 0.5  # of a stage's work or expected time, after which the estimate from before it no longer counts
 
 
 class RemainingTime:
     """The time left in a stage, from the share of its work that is done at some moment.
 
-    The rate counts from the first result on: before that, processes start.
+    The rate counts from the first result on, before which processes start and libraries load. An expected time counts
+    as a part of the work that is done at its rate.
     """
 
-    def __init__(self, now: float) -> None:
-        self._start = now
+    def __init__(self, now: float, expected_s: float = 0.0) -> None:
+        """`expected_s`: the seconds that all of the work is expected to take; 0: not known."""
+        self._began, self._expected_s = now, expected_s
+        self._first: tuple[float, float] | None = None
         self._last: tuple[float, float] | None = None
-        """(time, share) of the last progress."""
+        """(time, share) of the first and of the last progress."""
+        self._stated_s: float | None = None
+        """The seconds left at the last progress, as the stage states them."""
 
-    def take(self, share: float, now: float) -> None:
-        """Take the share of the work that is done now, in [0, 1]."""
+    def take(self, share: float, now: float, stated_s: float | None = None) -> None:
+        """Take the share of the work that is done now, in [0, 1], and the seconds left if the stage states them."""
         if self._last is None and share <= 0:
-            self._start = now
             return
+        self._first = self._first or (now, share)
         if self._last is None or share != self._last[1]:
-            self._last = now, share
+            self._last, self._stated_s = (now, share), stated_s
 
     @property
     def total_s(self) -> float | None:
         """The seconds that all of the work takes, as the last result lets expect; None while too little is done."""
-        if self._last is None:
-            return None
-        at, share = self._last
-        return (at - self._start) / share if share >= _MIN_GAIN and at > self._start else None
+        expected_s = self._expected_s
+        if self._first is None or self._last is None:
+            return expected_s or None
+        (first, before), (at, share) = self._first, self._last
+        if self._stated_s is not None:
+            return self._stated_s / (1 - share) if share < 1 else at - self._began
+        if expected_s:
+            return (_EXPECTED_PART * expected_s + at - first) / (_EXPECTED_PART + share - before)
+        if self.has_rate:
+            return (at - first) / (share - before) if share - before >= _MIN_GAIN else None
+        return (at - self._began) / share if share >= _MIN_FIRST and at > self._began else None
+
+    @property
+    def has_rate(self) -> bool:
+        """True after two results at different times."""
+        return self._first is not None and self._last is not None and self._last[0] > self._first[0]
 
     def left_s(self, now: float) -> float | None:
         """The seconds left, counted down since the last result; None while too little is done to tell."""
         total_s = self.total_s
-        if self._last is None or total_s is None:
+        if total_s is None:
             return None
-        at, share = self._last
+        at, share = self._last or (self._began, 0.0)
         if share >= 1:
             return 0.0
         # A result that takes longer than all that was left shows that the rate is of shorter work.
@@ -78,8 +99,18 @@ class RunProgress:
         self._expected_end: float | None = None
         """When the run ends, as estimated when the stage began."""
         self._remaining: RemainingTime | None = None
+        self._is_expected = False
+        """True if the stage has stated how long its work is expected to take."""
         self._budget_ends: float | None = None
         """When a budget ends the run; None where the work decides."""
+        self._latest_end: float | None = None
+        """When a budget ends the run if its work does not end before; None without a budget."""
+        self._factor = 1.0
+        """By which the time left of the stage may be shorter or longer."""
+        self._budget_began: float | None = None
+        """When the first stage within a budget began."""
+        self._is_limited = False
+        """True if a budget ends the run, as the last progress lets expect."""
 
     def take(self, event: Event, now: float) -> None:
         """Take an event; kinds without progress change nothing."""
@@ -94,16 +125,20 @@ class RunProgress:
         elif event.kind == "stage":
             self._begin(event.text, now)
             self.total, self.unit, self._step_rest_s = event.total, event.unit, event.rest_s
-            self._remaining = RemainingTime(now)
-            if event.expected_s and self._expected_end is None:
-                self._expected_end = now + self._with_later_s(event.expected_s, now)
+            self._remaining = RemainingTime(now, self._expected_s(event.expected_s, now))
+            self._is_expected = event.expected_s > 0
         elif event.kind == "progress":
             self.done, self.total = event.done, event.total or self.total
             self.note = event.text
+            if self._budget_began is None and (event.left_s is not None or event.most_s is not None):
+                self._budget_began = self.stage_began
             self._budget_ends = now + event.left_s if event.left_s is not None else None
+            self._latest_end = now + event.most_s if event.most_s is not None else self._latest_end
             self.share = event.share if event.share is not None else self.done / self.total if self.total else None
             if self._remaining is not None and self.share is not None:
-                self._remaining.take(self.share, now)
+                self._remaining.take(self.share, now, event.stage_s)
+                self._factor = event.stage_factor
+                self._is_limited = self._ends_by_budget(now)
                 self.of_run = max(self.of_run or 0.0, self._of_run_now(now))
         elif event.kind == "stopping":
             self.stopping = True
@@ -114,23 +149,57 @@ class RunProgress:
         self._of_run_before = self.of_run or 0.0
         self.stage, self.stage_began = stage, now
         self.done, self.total, self.unit, self.share, self.note = 0, 0, "", None, ""
-        self._remaining = self._budget_ends = None
+        self._remaining, self._budget_ends, self._factor = None, None, 1.0
+        self._is_expected = False
 
     def left_s(self, now: float) -> float | None:
-        """The seconds until the end of the run; None while they are not known."""
+        """The seconds until the end of the run; None while they are not known, or after the end of a budget."""
         if self.stopping:
             return None
-        if self._budget_ends is not None:
-            return max(0.0, self._budget_ends - now)
+        ends = self._budget_ends
+        if ends is None:
+            work_s = self._work_s(now)
+            if work_s is None or self._latest_end is None or work_s <= self._latest_end - now:
+                return work_s
+            ends = self._latest_end
+        return ends - now if ends > now else None  # what has begun before the end of a budget is finished
+
+    def range_s(self, now: float) -> tuple[float, float] | None:
+        """The least and the most seconds until the end of the run; None while `left_s` is sure, or None itself."""
+        left_s = self.left_s(now)
         stage_s = self._remaining.left_s(now) if self._remaining is not None else None
+        if left_s is None or stage_s is None or self._budget_ends is not None:
+            return None
+        stage_s = min(stage_s, left_s) * (1 + self._later)
+        least, most = left_s - (1 - 1 / self._factor) * stage_s, left_s + (self._factor - 1) * stage_s
+        return (least, most) if most > _UNSURE * max(least, _ENDING_S) else None
+
+    def _ends_by_budget(self, now: float) -> bool:
+        if self._budget_ends is not None or self._latest_end is None:
+            return self._budget_ends is not None
+        return (self._work_s(now) or 0.0) > self._latest_end - now
+
+    def _work_s(self, now: float) -> float | None:
+        """The seconds until all of the work is done; None while they are not known."""
+        remaining = self._remaining
+        stage_s = remaining.left_s(now) if remaining is not None else None
         before_s = max(0.0, self._expected_end - now) if self._expected_end is not None else None
-        if stage_s is None or self.share is None:
+        if remaining is None or stage_s is None:
             return before_s
         left_s = self._with_later_s(stage_s, now)
-        if not before_s:  # none, or the time is over
+        if not before_s or self._is_expected:  # none, or the time is over
             return left_s
+        if self.share is None:
+            return before_s
         trust = min(1.0, self.share / _TRUSTED)
         return trust * left_s + (1 - trust) * before_s
+
+    def _expected_s(self, stated_s: float, now: float) -> float:
+        """The seconds that a stage is expected to take: the mean of what it states and of what was expected before."""
+        before_s = self._expected_end - now if self._expected_end is not None else 0.0
+        if not stated_s or before_s <= 0:
+            return stated_s
+        return stated_s * (1 + before_s / self._with_later_s(stated_s, now)) / 2
 
     def _with_later_s(self, stage_s: float, now: float) -> float:
         """The seconds left of a stage, with those of the stages after it and of later batches, each as long as this."""
@@ -142,9 +211,9 @@ class RunProgress:
 
         From the work done, not from the time left alone, which runs out between two results and grows again.
         """
-        if self._budget_ends is not None:
-            spent_s = now - self.began
-            return spent_s / (spent_s + self._budget_ends - now) if self._budget_ends > now else 1.0
+        if self._is_limited:
+            spent_s, left_s = now - (self._budget_began or self.began), self.left_s(now) or 0.0
+            return spent_s / (spent_s + left_s) if left_s > 0 else 1.0
         stage_s = self._remaining.total_s if self._remaining is not None else None
         if stage_s is None or self.share is None:
             return 0.0
@@ -170,19 +239,24 @@ class RunProgress:
 
     def left_text(self, now: float) -> str:
         """`about 25 s left`; empty while it is not known, or over before the work is; then that the run finishes."""
-        left_s = self.left_s(now)
-        if self._budget_ends is not None and left_s == 0:
+        left_s, latest = self.left_s(now), self._latest_end
+        if self.stopping:
+            return ""
+        if left_s is None and self._is_limited:
             return "budget spent, finishing"
-        if left_s is not None and left_s < _ENDING_S:
+        if left_s is None:
+            return f"at most {rough_duration_text(latest - now)} left" if latest is not None and latest > now else ""
+        if left_s < _ENDING_S:
             return "finishing" if (self.of_run or 0.0) >= _ALL_DONE else ""
-        return f"about {rough_duration_text(left_s)} left" if left_s is not None else ""
+        between = self.range_s(now)
+        return f"{rough_range_text(*between) if between else f'about {rough_duration_text(left_s)}'} left"
 
     @property
     def share_text(self) -> str:
         """The share of the run that is done: `42 %`, or `42 % of the budget`, which ends the run before its work."""
         if self.of_run is None:
             return ""
-        return percent_text(self.of_run) + (" of the budget" if self._budget_ends is not None else "")
+        return percent_text(self.of_run) + (" of the budget" if self._is_limited else "")
 
     def line(self, now: float) -> str:
         """All of it in one line, without a terminal: `2 of 6: screen, 42 %, ..., 18 s, about 25 s left; ...`."""

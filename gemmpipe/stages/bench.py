@@ -139,14 +139,8 @@ class Bench(Stage):
                 if fit is not None:
                     fit.leave_late(queue, progress.pending)
                 context.check()
-                context.events.emit(
-                    "progress",
-                    _text_now(progress.pending, context),
-                    done=total - len(progress.pending),
-                    total=total,
-                    share=work.share(progress.pending),
-                    left_s=fit.left_s if fit is not None else None,
-                )
+                left_s = fit.left_s(progress.pending) if fit is not None else None
+                _emit_progress(work, progress.pending, total, context, left_s)
         if fit is not None and (line := fit.line()):
             context.events.emit("line", line)
         return progress.trials
@@ -167,10 +161,25 @@ class Bench(Stage):
 
 
 def _emit_stage(work: FinalsWork, problems: int, context: Context) -> None:
-    """Notify the listeners that the finals begin, on a GPU with their expected time."""
-    expected_s = 0.0 if context.device.kind == "cpu" else work.total_s / len(context.pool.devices)
+    """Notify the listeners that the finals begin, with their expected time."""
+    expected_s = work.total_s / len(context.pool.devices)
     context.events.emit(
         "stage", "bench", total=problems, unit="problems", rest_s=context.later_s, expected_s=expected_s
+    )
+
+
+def _emit_progress(
+    work: FinalsWork, pending: Mapping[str, set[Candidate]], total: int, context: Context, left_s: float | None
+) -> None:
+    budget = context.cpu_budget
+    context.events.emit(
+        "progress",
+        _text_now(pending, context),
+        done=total - len(pending),
+        total=total,
+        share=work.share(pending),
+        left_s=left_s,
+        most_s=budget.end_s if budget is not None else None,
     )
 
 

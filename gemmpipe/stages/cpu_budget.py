@@ -37,9 +37,8 @@ class CpuBudget:
     """Ids of the problems that a stage of this pass left out because its time was over."""
     passes: int = 0
     """Passes that have begun."""
-    _first_result: float = 0.0
-    """The last moment of the latest screening without a result, on the monotonic clock."""
     _screening_began: float = 0.0
+    """Of the latest screening, on the monotonic clock."""
     _screening_s: float = 0.0
     kept_share: float = 0.0
     """The share of the time for finals that is kept for a stage after them."""
@@ -81,7 +80,7 @@ class CpuBudget:
 
     def begin_screening(self) -> None:
         """Set the end of the screening that begins now; it leaves time for the finals."""
-        self._first_result = self._screening_began = time.monotonic()
+        self._screening_began = time.monotonic()
         self._screening_s = _SCREEN_SHARE * max(0.0, self.remaining_s)
 
     @property
@@ -89,16 +88,9 @@ class CpuBudget:
         """The end of the latest screening, on the monotonic clock."""
         return max(self._screening_began, self.begins_at) + self._screening_s
 
-    def cuts_screening(self, share: float) -> bool:
-        """True if the latest screening will run out of time; `share` of its work is done.
-
-        Its rate is measured from the last call without a result: workers start before that.
-        """
-        now = time.monotonic()
-        if share > 0:
-            since = max(self._first_result, self.begins_at)
-            return since + (now - since) / share > self.screening_ends_at
-        self._first_result = now
+    @property
+    def ends_without_result(self) -> bool:
+        """True if so much of the budget is spent that a run which still has no result takes all of it."""
         return self.remaining_s < _SURE_SHARE * self.limit_s
 
     def cuts_search(self, trial_s: float, trials_left: int) -> bool:
@@ -114,6 +106,20 @@ class CpuBudget:
     def has_time_for(self, trial_s: float) -> bool:
         """True if one candidate of a problem with trials of this length can be screened and timed in the finals."""
         return (1 + _FINALS_TRIALS) * trial_s <= self.remaining_s
+
+    @property
+    def spent_s(self) -> float:
+        """Seconds since it began."""
+        return self.limit_s - self.remaining_s
+
+    @property
+    def end_s(self) -> float:
+        """Seconds until the end of the budget, as events state it; 0 after it."""
+        return max(0.0, self.remaining_s)
+
+    def expects_pass(self, finals_s: float) -> bool:
+        """True if another pass begins after these finals, of which so much is left."""
+        return bool(self.left) and self.remaining_s - finals_s > _LEAST_SHARE * self.limit_s
 
     @property
     def ends_run(self) -> bool:

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from gemmpipe.bench.jobs import LONG_LAUNCH_US
 from gemmpipe.bench.timer import Timer
 from gemmpipe.core.data import Device, Problem, median
 from gemmpipe.family import Family, GemmSpec
@@ -39,18 +38,27 @@ of the others."""
 _FIRST_US, _BYTES_PER_S, _OPS_PER_S = 5.0, 2e12, 4e14
 """The time of a launch of which nothing is known but its product, as a usual path of a library takes it."""
 
-_CPU_CHECK_S, _MIN_SAMPLE_US, _USUAL_ROUNDS = 0.1, 500.0, 8
-"""On a CPU: the time of a finalist's check, the shortest sample, and the usual number of rounds."""
-CPU_CHECK_LAUNCHES = 5
-"""Long launches that take as long as preparing a finalist's weight and checking it, with its part of the reference (2
-cores of a server CPU, 2026-11: 16 s for one finalist of 2048x16384x8192 and 2.0 s, timed four times)."""
+_CPU_CHECK_S, _MIN_SAMPLE_US, _USUAL_ROUNDS, _CALL_LAUNCHES = 0.05, 500.0, 8, 5
+"""On a CPU: the time of a finalist's check, the shortest sample, the usual number of rounds, and the launches of a call
+that is checked and prepared."""
+_CPU_SETUP_S, _CPU_WEIGHTS_PER_S, _CPU_REFERENCE_PER_S, _CPU_PER_S = 0.2, 1.2e8, 1.5e10, 1e10
+"""On a CPU: the seconds of a problem's operands and reference, and in a second the elements of a weight, the
+multiplications of the reference and those of a usual candidate. Finals of 322 problems in 25 runs (2 cores of a server
+CPU, 2026-11-25 and 26) take 0.8 to 1.2 of the sum on an idle machine, up to 2 of it where others use both cores."""
+_CPU_WEIGHT_ROWS = 32  # rows of a product that take as long as reading its weight
 
 
-def cpu_finalist_s(time_us: float, timer: Timer) -> float:
-    """The seconds of a finalist on a CPU: its check, and the usual number of rounds."""
-    rounds = min(_USUAL_ROUNDS, timer.rounds_for(max(time_us, _MIN_SAMPLE_US), 1))
-    launches = rounds + (CPU_CHECK_LAUNCHES if time_us > LONG_LAUNCH_US else 0)
-    return _CPU_CHECK_S + launches * max(time_us, _MIN_SAMPLE_US) / 1e6
+def cpu_setup_s(family: Family, spec: GemmSpec) -> float:
+    """The seconds of a problem's operands and reference on a CPU."""
+    return _CPU_SETUP_S + spec.weight_elements / _CPU_WEIGHTS_PER_S + family.flops(spec) / 2 / _CPU_REFERENCE_PER_S
+
+
+def cpu_finalist_s(time_us: float, timer: Timer, orders: int, *, all_rounds: bool = False) -> float:
+    """The seconds of a finalist on a CPU: its check, and the rounds in each memory order."""
+    sample_us = max(time_us, _MIN_SAMPLE_US)
+    rounds = timer.rounds_for(sample_us, 1)
+    rounds = rounds if all_rounds else min(rounds, _USUAL_ROUNDS)
+    return _CPU_CHECK_S + orders * _SHARE_OF_ROUNDS * rounds * sample_us / 1e6
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,16 +73,24 @@ class FinalsCost:
     """True if some finalists run all rounds: an engine's present configuration, the entries of a comparison."""
 
     @cached_property
+    def _on_cpu(self) -> bool:
+        return self.device.kind == "cpu"
+
+    @cached_property
     def typical_us(self) -> float:
         """The time of a launch of a usual candidate, from the product alone."""
+        if self._on_cpu:
+            return 1e6 * (self.spec.m + _CPU_WEIGHT_ROWS) * self.spec.weight_elements / _CPU_PER_S
         memory_s = self.family.bytes_moved(self.spec) / _BYTES_PER_S
         return _FIRST_US + 1e6 * max(memory_s, self.family.flops(self.spec) / _OPS_PER_S)
 
     @cached_property
     def setup_s(self) -> float:
         """The seconds of the operands and the reference."""
+        if self._on_cpu:
+            return cpu_setup_s(self.family, self.spec)
         rate = _FLOPS_PER_S if self.spec.experts is None else _FLOPS_PER_S_EXPERTS
-        return 0.0 if self.device.kind == "cpu" else _SETUP_S + self.family.flops(self.spec) / rate
+        return _SETUP_S + self.family.flops(self.spec) / rate
 
     @cached_property
     def _sets(self) -> int:
@@ -91,8 +107,8 @@ class FinalsCost:
     def finalist_s(self, time_us: float | None) -> float:
         """The seconds of a finalist whose launch takes so long; None: as long as usual for the product."""
         us = self.typical_us if time_us is None else time_us
-        if self.device.kind == "cpu":
-            return cpu_finalist_s(0.0 if time_us is None else us, self.timer)
+        if self._on_cpu:
+            return cpu_finalist_s(us, self.timer, len(self.spec.x_scale_orders), all_rounds=self.all_rounds)
         per_sample = self._launches_per_sample(us)
         # All that race to the end have as many rounds as the slowest of them affords.
         rounds = self.timer.rounds_for(us * (_SLOWEST if self.all_rounds else 1.0), per_sample)
@@ -105,12 +121,16 @@ class FinalsCost:
 
     def entry_s(self, time_us: float | None) -> float:
         """The seconds of an entry of a comparison, which no screening has loaded."""
-        first_s = 0.0 if self.device.kind == "cpu" else len(self.spec.x_scale_orders) * _ENTRY_S
+        first_s = 0.0 if self._on_cpu else len(self.spec.x_scale_orders) * _ENTRY_S
         return first_s + self.finalist_s(time_us)
 
     def call_s(self, time_us: float | None) -> float:
-        """The seconds of a row that verify times on a GPU: its launch and calls of the runtime's function, in turns."""
+        """The seconds of a row that verify times: its launch and calls of the runtime's function, in turns."""
         us = self.typical_us if time_us is None else time_us
+        if self._on_cpu:
+            sample_us = max(us, _MIN_SAMPLE_US)
+            launches = 2 * self.timer.rounds_for(sample_us, 1) + _CALL_LAUNCHES
+            return self.setup_s + len(self.spec.x_scale_orders) * launches * sample_us / 1e6
         per_sample = self._launches_per_sample(us)
         timed_s = 2 * self.timer.rounds_for(us, per_sample) * per_sample * us / 1e6
         sets_s = self._sets * self.family.bytes_moved(self.spec) / _SET_BYTES_PER_S

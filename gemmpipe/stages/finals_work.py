@@ -9,17 +9,18 @@ from collections.abc import Collection, Hashable, Mapping, MutableMapping, Mutab
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from gemmpipe.bench.jobs import LONG_LAUNCH_US, Job
+from gemmpipe.bench.jobs import Job
+from gemmpipe.bench.timer import Timer
 from gemmpipe.core.data import Candidate
 from gemmpipe.core.events import counted, verb
 from gemmpipe.stages import Context
 from gemmpipe.stages.cpu_budget import SHORT_S, CpuBudget
-from gemmpipe.stages.finals_cost import CPU_CHECK_LAUNCHES, FinalsCost
+from gemmpipe.stages.finals_cost import FinalsCost, cpu_finalist_s
 
 if TYPE_CHECKING:
     import pandas as pd
 
-_LEAST_ROUNDS = 3
+_USUAL_TIMER = Timer(warmup=5, iters=101, rounds=30, budget_ms=250)  # as conf/timer/accurate.yaml has it
 Row = Mapping[Hashable, object]
 
 
@@ -45,7 +46,7 @@ class FinalsWork:
             self._costs_s[name] = {
                 str(row["candidate"]): _finalist_s(row, costs[name], expected.get(name)) for row in rows.get(name, ())
             }
-        self._total_s = self._left_s(pending)
+        self._total_s = self.left_s(pending)
 
     def cost_s(self, problem: str, candidates: Collection[Candidate]) -> float:
         """The time of these finalists of a problem."""
@@ -55,6 +56,10 @@ class FinalsWork:
         """Removes finalists from the work: they are not timed."""
         self._total_s -= self.cost_s(problem, candidates)
 
+    def leave_problem(self, problem: str, candidates: Collection[Candidate]) -> None:
+        """Removes a problem with its open finalists from the work."""
+        self._total_s -= self._setup_s[problem] + self.cost_s(problem, candidates)
+
     @property
     def total_s(self) -> float:
         """The time of all of it."""
@@ -62,9 +67,14 @@ class FinalsWork:
 
     def share(self, pending: Mapping[str, Collection[Candidate]]) -> float | None:
         """The share of the work that is done; `pending`: open finalists by problem id. None without work."""
-        return max(0.0, 1 - self._left_s(pending) / self._total_s) if self._total_s > 0 else None
+        return max(0.0, 1 - self.left_s(pending) / self._total_s) if self._total_s > 0 else None
 
-    def _left_s(self, pending: Mapping[str, Collection[Candidate]]) -> float:
+    def setup_s(self, problem: str) -> float:
+        """The time of a problem's operands and reference."""
+        return self._setup_s[problem]
+
+    def left_s(self, pending: Mapping[str, Collection[Candidate]]) -> float:
+        """The time of what is open; `pending`: open finalists by problem id."""
         return sum(self._setup_s[name] + self.cost_s(name, candidates) for name, candidates in pending.items())
 
 
@@ -81,17 +91,20 @@ def _time_us(cell: object, otherwise: float | None) -> float | None:
     return float(cell) if isinstance(cell, int | float) and cell == cell else otherwise
 
 
-_USUAL_FINALISTS = 4
-"""The usual number on a CPU: the best of each library, with and without more memory for weights, and close ones."""
+_USUAL_FINALISTS = 3
+"""The usual number on a CPU: the best of each library, with and without more memory for weights, and close ones (3.0 to
+3.8 a problem in six runs, of which one leaves the race after a round; 2026-11)."""
 _USUAL_S = 0.6
 """The usual time of a problem's finals on a CPU with short launches: checks take longer than rounds."""
 
 
-def usual_finals_s(times_us: Sequence[float]) -> float:
-    """The time of a problem's finals on a CPU, in seconds, from those of its fastest candidates."""
+def usual_finals_s(times_us: Sequence[float], setup_s: float = 0.0, orders: int = 1) -> float:
+    """The time of a problem's finals on a CPU, in seconds, from those of its fastest candidates.
+
+    `setup_s`: that of its operands and reference; `orders`: the memory orders in which they are timed.
+    """
     fastest = sorted(times_us)[:_USUAL_FINALISTS]
-    launches = CPU_CHECK_LAUNCHES + _LEAST_ROUNDS
-    return _USUAL_S + sum(launches * us / 1e6 for us in fastest if us > LONG_LAUNCH_US)
+    return max(_USUAL_S, setup_s + sum(cpu_finalist_s(us, _USUAL_TIMER, orders) for us in fastest))
 
 
 class BudgetFit:
@@ -135,7 +148,7 @@ class BudgetFit:
         """The finalists that fit, those first that a selection needs; none if these do not fit."""
         name, left_s = job.problem.id, max(self._budget.finals_left_s, 0.0 if self._has_begun else SHORT_S)
         needed = self._needed(job, libraries)
-        kept, spent_s = [*needed], self._work.cost_s(name, needed)
+        kept, spent_s = [*needed], self._work.setup_s(name) + self._work.cost_s(name, needed)
         if self._has_begun and spent_s > left_s:
             return []
         others = [c for c in job.candidates if c not in needed]
@@ -179,13 +192,19 @@ class BudgetFit:
         queue.clear()
 
     def _leave(self, problem: str, pending: MutableMapping[str, set[Candidate]]) -> None:
-        self._work.leave_out(problem, pending.pop(problem))
+        self._work.leave_problem(problem, pending.pop(problem))
         self._budget.left.add(problem)
 
-    @property
-    def left_s(self) -> float | None:
-        """Seconds until the end of the run if the budget determines it; None if the work does."""
-        return max(0.0, self._budget.remaining_s) if self._budget.ends_run or self._left_out else None
+    def left_s(self, pending: Mapping[str, Collection[Candidate]]) -> float | None:
+        """Seconds until the end of a run that has problems left for another pass; None if these are the last finals.
+
+        They take as long as those of this pass, or until the end of the budget. `pending`: the open finalists.
+        """
+        budget, finals_s = self._budget, self._work.left_s(pending)
+        if not budget.expects_pass(finals_s):
+            return None
+        done = max(1, len(self._context.problems) - len(budget.left))
+        return min(budget.end_s, finals_s + len(budget.left) * (budget.spent_s + finals_s) / done)
 
     def line(self) -> str:
         """The line about finalists that were left out of the finals; empty if there are none."""

@@ -208,9 +208,7 @@ class VerifyCalls(Stage):
         return FinalsCost(family=family, spec=family.spec(problem), timer=self.timer, device=device)
 
     def expected_s(self, context: Context) -> float:
-        """Of a row of each problem, by its product; on a CPU it varies too much for an estimate."""
-        if context.device.kind == "cpu":
-            return 0.0
+        """Of a row of each problem, by its product."""
         each_s = (self.cost(problem, context.family, context.device).call_s(None) for problem in context.problems)
         return sum(each_s) / context.device_count
 
@@ -234,8 +232,6 @@ class VerifyCalls(Stage):
         times_us = {
             (str(p), str(c)): float(us) for p, c, us in finals[["problem", "candidate", "us"]].itertuples(index=False)
         }
-        if context.device.kind == "cpu":
-            return {pair: _LAUNCHES_ON_CPU * us / 1e6 for pair, us in times_us.items()}
         costs = {problem.id: self.cost(problem, context.family, context.device) for problem in context.problems}
         return {pair: costs[pair[0]].call_s(us) for pair, us in times_us.items() if pair[0] in costs}
 
@@ -267,10 +263,6 @@ class VerifyCalls(Stage):
 
 
 _CANDIDATE_COLUMNS = ["problem", "candidate", "libtype", "config"]
-
-
-_LAUNCHES_ON_CPU = 12
-"""Launches of a check of a call, if they are long: set-up, check, three launches, three rounds of call and launch."""
 
 
 def _leave_late(queue: list[Job], costs_s: Mapping[tuple[str, str], float], context: Context) -> set[str]:
@@ -314,9 +306,8 @@ def _run(
 
     budget = context.cpu_budget
     has_begun = bool(found) or (budget is not None and budget.passes > 1)
-    on_gpu, devices = context.device.kind != "cpu", len(context.pool.devices)
-    total_s = _open_s(open_, costs_s) if on_gpu else 0.0
-    context.events.emit("stage", CALLED, total=total, unit="problems", expected_s=total_s / devices)
+    total_s = _open_s(open_, costs_s)
+    context.events.emit("stage", CALLED, total=total, unit="problems", expected_s=total_s / len(context.pool.devices))
     with drain_on_interrupt(context.pool, receive):
         while open_:
             if budget is not None and has_begun and (left := _leave_late(queue, costs_s, context)):
@@ -330,7 +321,8 @@ def _run(
                 receive(message)
             context.check()
             share = 1 - _open_s(open_, costs_s) / total_s if total_s else None
-            context.events.emit("progress", done=total - len(open_), share=share)
+            most_s = budget.end_s if budget is not None else None
+            context.events.emit("progress", done=total - len(open_), share=share, most_s=most_s)
     return found
 
 

@@ -84,7 +84,7 @@ def test_a_heartbeat_where_there_is_no_terminal(
     assert out == "seen\n"
     assert error.splitlines() == [
         "2 of 6: screen, 28 %, 110 of 400 problems, 11 s, about 30 s left",
-        "2 of 6: screen, 55 %, 220 of 400 problems, 22 s, about 20 s left",
+        "2 of 6: screen, 55 %, 220 of 400 problems, 22 s, about 18 s left",
         "warning: hot",
     ]
 

@@ -49,10 +49,24 @@ def test_the_duration_of_work(seconds: float, text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "text"), [(0.2, "1 s"), (7.1, "8 s"), (47.5, "50 s"), (130, "2 min"), (5000, "1 h 20 min")]
+    ("seconds", "text"),
+    [(0.2, "1 s"), (7.1, "7 s"), (12.4, "12 s"), (43.0, "45 s"), (130, "2 min"), (5000, "1 h 20 min")],
 )
 def test_an_estimate_is_rounded_to_what_it_can_be_trusted_to(seconds: float, text: str) -> None:
     assert units.rough_duration_text(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("least", "most", "text"),
+    [
+        (14.2, 41.0, "14 to 40 s"),
+        (48, 130, "50 s to 2 min"),
+        (41, 42, "40 s"),
+        (4000, 9000, "1 h 10 min to 2 h 30 min"),
+    ],
+)
+def test_both_ends_of_an_estimate(least: float, most: float, text: str) -> None:
+    assert units.rough_range_text(least, most) == text
 
 
 @pytest.mark.parametrize(

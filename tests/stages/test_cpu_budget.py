@@ -52,24 +52,35 @@ def test_the_start_of_workers_is_not_the_budgets(monkeypatch: pytest.MonkeyPatch
     ready.append(128.0)
     assert (budget.remaining_s, budget.screening_ends_at) == (58.0, 152.0)
     now[0] = 129.0
-    assert not budget.cuts_screening(0.05), "20 s from 128, also where trials of an earlier session count"
+    assert not budget.ends_without_result
     ready[:] = [140.0]
     assert budget.ends_at == 188.0, "another worker later does not move it"
 
 
-def test_a_screening_is_cut_where_its_rate_does_not_suffice(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_without_a_result_in_much_of_its_time_takes_all_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     monkeypatch.setattr(cpu_budget.time, "monotonic", lambda: now[0])
     budget = CpuBudget(limit_s=60.0, began=now[0])
     budget.begin_screening()
     assert budget.screening_ends_at == 124.0
     now[0] = 105.0  # workers start
-    assert not budget.cuts_screening(0.0)
-    now[0] = 106.0
-    assert not budget.cuts_screening(0.1), "15 s from now"
-    assert budget.cuts_screening(0.05), "25 s from now"
+    assert not budget.ends_without_result
     now[0] = 125.0
-    assert budget.cuts_screening(0.0), "no result in most of its time"
+    assert budget.ends_without_result
+
+
+def test_another_pass_is_expected_only_with_problems_and_time_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(cpu_budget.time, "monotonic", lambda: now[0])
+    budget = CpuBudget(limit_s=60.0, began=now[0])
+    assert budget.end_s == 60
+    now[0] = 120.0
+    assert not budget.expects_pass(10.0), "no problem is left"
+    budget.left.add("a problem")
+    assert budget.expects_pass(10.0)
+    assert not budget.expects_pass(35.0), "5 s are no pass"
+    now[0] = 170.0
+    assert budget.end_s == 0.0
 
 
 def test_a_long_search_ends_in_time_for_its_finals_and_a_short_one_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,6 +39,25 @@ def test_a_finalist_without_a_time_takes_as_long_as_usual_for_its_product(cost: 
     assert large.typical_us > 100 * cost.typical_us / 5
 
 
+def test_on_a_cpu_finals_cost_their_launches_and_the_reference(blockscale: Family) -> None:
+    cpu = Device(
+        kind="cpu", index=0, name="AMD EPYC", gfx="cpu_avx2", cu_num=2, shared_bytes=0, cache_bytes=0, warp_size=1
+    )
+    small, large = (
+        FinalsCost(family=blockscale, spec=blockscale.spec(_problem(blockscale, m)), timer=TIMER, device=cpu)
+        for m in (1, 2048)
+    )
+    assert small.setup_s < 0.5 < 2 < large.setup_s, "34e9 multiplications in the reference"
+    orders = len(small.spec.x_scale_orders)
+    assert 2 < small.finalist_s(1e6) / orders < 3, "three rounds, of which slower candidates do not run all"
+    assert small.finalist_s(1000.0) < 0.1
+    assert replace(small, all_rounds=True).finalist_s(1000.0) > 2 * small.finalist_s(1000.0), "an entry of a comparison"
+    assert large.finalist_s(None) > 10 * small.finalist_s(None)
+    assert large.call_s(1e6) == pytest.approx(large.setup_s + len(large.spec.x_scale_orders) * 11), (
+        "three rounds of call and launch, a check before"
+    )
+
+
 def test_problems_without_a_time_count_as_the_others(cost: FinalsCost) -> None:
     finals = [ExpectedFinal(screened=name, finalists=10, cost=cost) for name in ("a", "b", "c")]
     one = expected_s(finals[:1], {"a": 20.0}, 0.5)

@@ -77,7 +77,14 @@ class _Run:
         states: Any = [self._states[i] for i in self._listed[: row["listed"]]]
         searching, built = row["t"] < SEARCHES_END, row["built"]  # what was requested is not in the journal
         work = self._screening.measure(states, searching=searching, built=built, requested=built, now=row["t"])
-        return Event(kind="progress", done=work.done, total=work.expected, share=work.share)
+        return Event(
+            kind="progress",
+            done=work.done,
+            total=work.expected,
+            share=work.share,
+            stage_s=work.left_s,
+            stage_factor=work.left_factor,
+        )
 
     def final(self, row: dict[str, Any] | None) -> Event:
         if row is not None:

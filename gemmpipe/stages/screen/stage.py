@@ -76,7 +76,8 @@ class Screen(Stage):
         scheduler = Scheduler(context, search_pool, self.timer, bounds, work, _deadline(context), ahead)
         rest_s = context.finals_s({}, self.keep) if context.finals_s is not None else 0.0
         context.events.emit("stage", "screen", unit="trials", rest_s=rest_s)
-        context.events.emit("progress", "listing configurations")  # seconds on a busy machine, before any trial
+        budget_s = context.cpu_budget.end_s if context.cpu_budget is not None else None
+        context.events.emit("progress", "listing configurations", most_s=budget_s)  # seconds, before any trial
         started_at = time.monotonic()
         with drain_on_interrupt(context.pool, scheduler.receive):
             states = self._start_searches(search_pool, scheduler, work, context)
@@ -106,17 +107,27 @@ class Screen(Stage):
             return
         problems = f"{scheduler.finished_count} of {counted(len(context.problems), 'problem')} done"
         text = f"{context.family.size_text(now.problem)}, {problems}" if now is not None else problems
-        share, budget, left_s = work.share, context.cpu_budget, None
-        if budget is not None and budget.cuts_screening(share):  # the run ends with its budget, whatever is left then
-            left_s = max(0.0, budget.remaining_s)
-            share = max(share, 1 - left_s / budget.limit_s)
+        budget, left_s, most_s = context.cpu_budget, None, None
+        if budget is not None:
+            most_s = budget.end_s
+            left_s = most_s if not work.share and budget.ends_without_result else None
         if context.finals_s is not None:
             context.events.emit("rest", rest_s=context.finals_s(scheduler.fastest_us(), self.keep))
         elif context.device.kind == "cpu":
             # There finals take as long as the launches of large products; at first, as usual.
             usual_s = usual_finals_s(()) * len(context.problems)
-            context.events.emit("rest", rest_s=max(0.0, scheduler.finals_s() - usual_s))
-        context.events.emit("progress", text, done=work.done, total=work.expected, share=share, left_s=left_s)
+            context.events.emit("rest", rest_s=scheduler.finals_s() - usual_s)
+        context.events.emit(
+            "progress",
+            text,
+            done=work.done,
+            total=work.expected,
+            share=work.share,
+            stage_s=work.left_s,
+            stage_factor=work.left_factor,
+            left_s=left_s,
+            most_s=most_s,
+        )
 
     def _start_searches(
         self, search_pool: SearchPool, scheduler: Scheduler, work: WorkEstimate, context: Context

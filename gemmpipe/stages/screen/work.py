@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from gemmpipe.core.data import Device, Problem, median
 from gemmpipe.family import Family, GemmSpec
 from gemmpipe.search import Search
+from gemmpipe.stages.finals_cost import cpu_setup_s
 from gemmpipe.stages.finals_work import usual_finals_s
 from gemmpipe.stages.screen.state import ProblemState
 
@@ -37,6 +38,11 @@ _SLOW_FIRST_S, _MIN_SLOW, _LEAST_OTHER = 0.5, 3, 0.2
 """Seconds of the first launches of a job from which on a library has compiled in one of them (they take milliseconds;
 FlashInfer's 2.3 s for each product, H200, 2026-11-26), the number of such problems from which on they count, and
 the least share of the time that is left for all else, as builds go on meanwhile."""
+_UNSURE = 4.5
+"""On a GPU the true time that is left is within a factor of 1 + this / sqrt(problems) at 9 of 10 moments of 48 runs
+(H100 and H200, 2026-11-25 and 26): searches end when they find no better candidate, and few of them average less. No
+function of the state of the searches that was tried predicts runs on which it was not fitted much better (a forest of
+200 trees over 15 features, one run left out at a time: 86 % of the moments within 30 %, as against 81 %)."""
 _MEASURE_S = 0.2
 _MIN_TIMED = 3  # results of a problem before their mean counts
 _MIN_MEASURED = 3  # finished problems before their trials correct the expected number of the others
@@ -59,6 +65,10 @@ class ScreenWork:
     """Trials in all, as estimated now."""
     share: float
     """The share of the work that is done, by time."""
+    left_s: float | None = None
+    """The seconds of the work that are left; None: as the share lets expect."""
+    left_factor: float = 1.0
+    """The factor by which they may be shorter or longer."""
 
 
 class WorkEstimate:
@@ -75,12 +85,18 @@ class WorkEstimate:
     ) -> None:
         """`keep`: the number of finalists."""
         self._search, self._keep = search, keep
-        self._relative = {p.id: relative_work(family.spec(p), device) for p in problems}
+        specs = {p.id: family.spec(p) for p in problems}
+        self._relative = {name: relative_work(spec, device) for name, spec in specs.items()}
         """By problem id, the time of one trial before any is timed."""
+        self._finals = {name: (cpu_setup_s(family, spec), len(spec.x_scale_orders)) for name, spec in specs.items()}
+        """By problem id, of its finals on a CPU: the seconds before they are timed, and in how many memory orders."""
         self._is_cpu = device.kind == "cpu"
         self._overhead_us = _CPU_OVERHEAD_US if self._is_cpu else _GPU_OVERHEAD_US
         self._began = time.monotonic()
-        """The last moment without a result or a build: workers start before it."""
+        """The last moment without a build, or without a result where nothing is built: processes start before it."""
+        self._first: tuple[float, int, float] | None = None
+        """(time, results, microseconds of launches) from which the overhead of a trial counts, on a CPU."""
+        self._begun = self._results = 0
         self._slow_first_s: dict[str, float] = {}
         """By problem id, the seconds of its jobs with slow first launches."""
         self._workers = workers
@@ -113,7 +129,7 @@ class WorkEstimate:
         `built` of the `requested` builds are done; on a CPU there is none. `now`: on the monotonic clock.
         """
         now = time.monotonic() if now is None else now
-        if not built and not any(state.result_count for state in states):
+        if not built if requested else not any(state.result_count for state in states):
             self._began = now
         if self._is_cpu:
             self._measure_overhead(states, now)
@@ -138,11 +154,15 @@ class WorkEstimate:
         remaining += typical * sum(unlisted)
         expected += round(typical * len(unlisted))
         share = done / (done + remaining) if done + remaining else 0.0
+        is_timed = self._is_cpu and any(state.timed_count >= _MIN_TIMED for state in states)
+        left_s, factor = remaining / 1e6 if is_timed else None, 1.0
         if searching and requested:
             asked = sum(state.result_count + state.pending for state in states)
             builds = min(1.0, built / _expected_builds(requested, asked, expected))
-            share = self._while_searching(share, builds, sum(state.result_count > 0 for state in states), now)
-        return ScreenWork(done=trials, expected=expected, share=share)
+            left_s = self._left_s(share, builds, sum(state.result_count > 0 for state in states), now)
+            share = 0.0 if left_s is None else (now - self._began) / (now - self._began + left_s)
+            factor = 1 + _UNSURE / math.sqrt(len(self._relative))
+        return ScreenWork(done=trials, expected=expected, share=share, left_s=left_s, left_factor=factor)
 
     def trials_left(self, state: ProblemState) -> int:
         """Trials that a search still requests if it does not end early."""
@@ -164,32 +184,46 @@ class WorkEstimate:
         times_us = {s.problem.id: s.times_us for s in states if s.times_us}
         pace_us = 1e6 * self.pace_s(states)
         others = {} if math.isinf(pace_us) else {name: [pace_us * work] * 2 for name, work in self._relative.items()}
-        return sum(usual_finals_s(times_us.get(name, others.get(name, ()))) for name in self._relative)
+        known = {name: times_us.get(name, others.get(name, ())) for name in self._finals}
+        return sum(usual_finals_s(known[name], setup_s, orders) for name, (setup_s, orders) in self._finals.items())
 
-    def _while_searching(self, share: float, builds: float, begun: int, now: float) -> float:
-        """The share of the time that is done, from that of the trials' work and that of the builds.
+    def _left_s(self, share: float, builds: float, begun: int, now: float) -> float | None:
+        """The seconds that are left, from the share of the trials' work and that of the builds; None before any build.
 
         `begun`: problems with a result. Slow first launches are no pace of other work: they are expected for the
         problems without a result as often as for the others, but for the slowest, in which libraries start.
         """
         spent_s = now - self._began
-        if spent_s <= 0 or not builds or share >= 1:
-            return share if builds else 0.0
+        if spent_s <= 0 or not builds:
+            return None
+        if share >= 1:
+            return 0.0
         slow_s = sum(self._slow_first_s.values()) / self._workers
         again_s = slow_s - max(self._slow_first_s.values(), default=0.0) / self._workers
         if len(self._slow_first_s) < _MIN_SLOW:
             slow_s = again_s = 0.0
         pace_s = max(_LEAST_OTHER * spent_s, spent_s - slow_s)
         left_s = pace_s * ((1 - builds) / builds + _TRIALS_WEIGHT * (1 - share)) + _LAST_S
-        left_s += again_s / max(1, begun - 1) * (len(self._relative) - begun)
-        return spent_s / (spent_s + left_s)
+        return left_s + again_s / max(1, begun - 1) * (len(self._relative) - begun)
 
     def _measure_overhead(self, states: Collection[ProblemState], now: float) -> None:
-        """Update the overhead per trial: the time without launches, since one trial runs at a time on a CPU."""
-        results = sum(state.result_count for state in states)
-        if results >= _MIN_TIMED:
-            launches_us = sum(state.timed_us for state in states)
-            self._overhead_us = max(0.0, 1e6 * (now - self._began) - launches_us) / results
+        """Update the overhead per trial with new results: the time without launches, as one trial runs at a time.
+
+        It counts from the first results of the second problem on, as the worker loads each library with the first one;
+        until then from the first results.
+        """
+        results, launches_us = sum(s.result_count for s in states), sum(s.timed_us for s in states)
+        if results == self._results:
+            return
+        self._results = results
+        begun = min(2, sum(s.result_count > 0 for s in states))
+        if begun > self._begun:
+            self._begun, self._first = begun, (now, results, launches_us)
+        assert self._first is not None
+        first, results_before, us_before = self._first
+        if results - results_before >= _MIN_TIMED:
+            spent_us = 1e6 * (now - first) - (launches_us - us_before)
+            self._overhead_us = max(0.0, spent_us) / (results - results_before)
 
     def _weights(self, states: Collection[ProblemState]) -> dict[str, float]:
         """By problem id, the mean time of its trials; where none is timed yet, in proportion to the others."""
