@@ -168,12 +168,13 @@ def _likeness(name: str, other: str) -> float:
 
 
 def _similar_files(path: Path) -> str:
+    """The file of the same kind that is named most alike, else all of them."""
     try:
-        return suggest_or_list(
-            path.name, (p.name for p in path.parent.iterdir() if p.suffix == path.suffix and p.is_file())
-        )
+        names = [p.name for p in path.parent.iterdir() if p.suffix == path.suffix and p.is_file()]
     except OSError:
         return f"; no folder '{path.parent}'"
+    alike = [name for name in names if _likeness(Path(name).stem, path.stem) >= _SIMILAR]
+    return suggest(path.name, alike) or suggest_or_list("", names)
 
 
 MAX_JSON_BYTES = 1_000_000

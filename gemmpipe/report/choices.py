@@ -100,7 +100,7 @@ def read_choices(name: str, command: str) -> ChoiceTable:
             expected = "expected a run, a table, 'last' or 'shipped'"
             raise UserError(f"{command}: {name}: no such file; {expected}{suggest_path(path)}")
         return ChoiceTable(name=name, path=path, kernel="", choices=tuple(_read_rows(path)))
-    folder = find_finished(name, command)
+    folder = find_finished(name, command, (LAST, SHIPPED))
     if not (folder / SELECTIONS_FILE).is_file():
         reason = nothing_timed(folder) or f"no {SELECTIONS_FILE}: the run chose nothing; expected a run of tune"
         raise UserError(f"{command}: {name}: {reason}")

@@ -116,10 +116,10 @@ def last_run(conditions: tuple[Condition, ...], where: str, expected: str, pipel
     raise UserError(f"{where}: no {conditions[-1].run} under {root}; expected {expected}")
 
 
-def find_finished(name: str, command: str) -> Path:
+def find_finished(name: str, command: str, words: tuple[str, ...] = (LAST,)) -> Path:
     """The folder of the finished run that a user names: a folder, or `last` for the newest with choices.
 
-    Raises UserError if there is none.
+    `words`: those that the command takes instead of a folder. Raises UserError if there is none.
     """
     if name == LAST:
         demo = newest_demo()
@@ -128,7 +128,7 @@ def find_finished(name: str, command: str) -> Path:
     folder = named_folder(name, f"{command}: {name}")
     if not folder.is_dir():
         raise UserError(
-            f"{command}: {name}: no such folder; expected the folder of a run, or 'last'{suggest_run(name)}"
+            f"{command}: {name}: no such folder; expected the folder of a run, or 'last'{suggest_run(name, words)}"
         )
     if (folder / SWEEP).is_file():
         runs = sorted(path.name for path in folder.iterdir() if is_run(path))
@@ -146,10 +146,10 @@ def _example(folder: Path) -> str:
     return f", such as {inner[0]}" if inner else ""
 
 
-def suggest_run(name: str) -> str:
+def suggest_run(name: str, words: tuple[str, ...] = (LAST,)) -> str:
     """The clause "; did you mean 'last'?" with the run, as `gemmpipe runs` prints it, or the file named most alike."""
     runs = [str(folder.relative_to(RUNS)) for folder in run_folders()]
-    return suggest(name, [LAST, *runs]) or suggest_path(Path(name))
+    return suggest(name, [*words, *runs]) or suggest_path(Path(name))
 
 
 def named_folder(name: str, where: str) -> Path:

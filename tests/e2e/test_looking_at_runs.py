@@ -188,6 +188,8 @@ def test_mlflow_has_parameters_metrics_and_files(site: Path, monkeypatch: pytest
         (["show", "tuned/bf16_tuned_gem.csv"], "did you mean 'tuned/bf16_tuned_gemm.csv'?"),
         (["show", "last", "N=96"], "show: no product with N=96"),
         (["diff", "last", "lst"], "did you mean 'last'?"),
+        (["diff", "last", "shiped"], "did you mean 'shipped'?"),
+        (["merge", "kernel=a16w16", "inputs=[tuned/nope.csv]"], "known: bf16_tuned_gemm.csv"),
         (["report", "lst"], "did you mean 'last'?"),
         (["export", "tuned/bf16_tuned_gem.csv", "plugin"], "did you mean 'tuned/bf16_tuned_gemm.csv'?"),
         (["lint", "tunde"], "lint: tunde: no such file or folder; expected configuration files of an engine, or"),
