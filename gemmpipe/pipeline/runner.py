@@ -126,6 +126,7 @@ def _run_within_budget(plan: Plan, tables: StageTables, context: Context, budget
         is_stuck = len(problems) == 0  # all that is left takes too long
         left = [problem for problem in left if problem.id in budget.left]
         budget.left.clear()
+    left = _without_recorded(plan, context, left, total)
     context.left[:] = [problem.id for problem in left]
     if left:
         context.final_lines.append(left_line(len(every), left, budget.limit_s, tunes=plan.table is None))
@@ -136,6 +137,20 @@ def _run_within_budget(plan: Plan, tables: StageTables, context: Context, budget
         if "selections" in plan.stages[stage].gives:
             total["selections"] = _without_partial_buckets(plan, total["selections"], left)
     return {**tables, **total}
+
+
+def _without_recorded(plan: Plan, context: Context, left: list[Problem], total: StageTables) -> list[Problem]:
+    """The problems that are left, without those that an earlier session has finished: their trials are added.
+
+    These have a choice, come last for that reason, and would be missing from the run's results otherwise.
+    """
+    if plan.table is not None or "trials" not in total or not context.record.finished:
+        return left
+    done, trials = recorded_finals(plan.family, context.record)
+    names = {problem.id for problem in done} & {problem.id for problem in left}
+    if names:
+        total["trials"] = _concatenated(total["trials"], _rows_of(names, {"trials": trials})["trials"])
+    return [problem for problem in left if problem.id not in names]
 
 
 def _ready_at(context: Context, began: float) -> float | None:

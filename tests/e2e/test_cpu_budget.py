@@ -60,8 +60,11 @@ def test_a_resumed_run_goes_on_and_repeats_nothing(run: Run, capfd: pytest.Captu
     run()
     first = _last()
     assert main([f"resume={first}"]) == 0
-    assert "cpu_budget_s=0.001 begins anew for what is left" in capfd.readouterr().out
+    out = capfd.readouterr().out
+    assert "cpu_budget_s=0.001 begins anew for what is left" in out
     assert _rows() == [4, 8], "as much as in a new run"
+    assert "2 of 3 problems tuned in cpu_budget_s=0.001" in out, "the finished one counts, though it comes last"
+    assert set(pd.read_csv(first / "selections.csv")["M"]) == {4, 8}
     assert main([f"resume={first}", "cpu_budget_s=null"]) == 0
     assert _rows() == [4, 8, 16]
     trials = [json.loads(line) for line in (first / "trials.jsonl").read_text().splitlines()]
