@@ -27,7 +27,7 @@ def results(program: str, version: str) -> dict[str, Any]:
     folder.mkdir(exist_ok=True)
     script = Path(__file__).parent / program
     command = [sys.executable, str(script), str(Path(FOLDER) / version), str(Path(FOLDER) / "packages"), str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=3000)
     assert done.returncode == 0, done.stderr[-4000:]
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
