@@ -16,6 +16,7 @@ from gemmpipe.core.paths import MANIFEST, RUNS, SELECTIONS
 from gemmpipe.journal import NAME as JOURNAL
 from gemmpipe.report.run_folder import (
     FINISHED,
+    INTERRUPTED,
     REUSED,
     RUNNING,
     SWEEP,
@@ -67,11 +68,15 @@ def _has_products_or_runs(folder: Path) -> bool:
 
 
 def _has_own_results(folder: Path) -> bool:
-    """False for a run that timed nothing: it merged tables, listed problems alone, or found all of them tuned."""
+    """False for a run without results of its own.
+
+    It merged tables, listed problems alone, found all of them tuned, or was interrupted before it chose anything.
+    """
     if (folder / SELECTIONS).is_file():
         return True
     timed_before = (folder / REUSED).is_file() or only_listed(folder)
-    return not timed_before and bool(describe_run(folder).problems)
+    facts = describe_run(folder)
+    return not timed_before and bool(facts.problems) and facts.state != INTERRUPTED
 
 
 def _has_more_to_do(folder: Path) -> bool:

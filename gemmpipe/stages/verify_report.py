@@ -1,5 +1,6 @@
 """The verify_report stage: which rows of a tuned table hold on this machine, and the overhead of their calls."""
 
+import json
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -190,7 +191,14 @@ class VerifyReport(Stage):
             return ""
         percent = 100 * (1 - 1 / ratio.median)
         takes = time_text(float(str(library["us"])))
-        return f"behind: {library['kernelName']} {library['config']} takes {takes}, {percent:.1f} % less"
+        return f"behind: {_library_text(library)} takes {takes}, {percent:.1f} % less"
+
+
+def _library_text(library: Mapping[str, object]) -> str:
+    """A library's kernel and its knobs as the last screen shows them: `torch float32_convert`."""
+    knobs: dict[str, object] = json.loads(str(library["config"]))
+    named = [value if isinstance(value, str) else f"{name}={value}" for name, value in knobs.items()]
+    return " ".join((str(library["kernelName"]), *filter(None, named)))
 
 
 def _not_compared_lines(rows: Sequence[Mapping[str, object]]) -> Iterator[str]:

@@ -12,8 +12,10 @@ from functools import lru_cache
 from typing import NamedTuple, TypeVar
 
 from gemmpipe.core.data import Scalar, is_plausible_time_us
+from gemmpipe.core.errors import shortened
 from gemmpipe.core.events import counted, verb
 from gemmpipe.core.schema import RESULT
+from gemmpipe.core.units import time_text
 from gemmpipe.family import Family
 
 Row = dict[str, Scalar]
@@ -55,18 +57,27 @@ class MergeConflict:
     """Two rows of one key with different choices."""
 
     key: RowKey
+    family: Family
     kept: str
     """`old` or `new`."""
     reason: str
 
     def __str__(self) -> str:
-        return f"{' '.join(map(str, self.key))}: kept the {self.kept} row: {self.reason}"
+        return f"{key_text(self.key, self.family)}: kept the {self.kept} row: {self.reason}"
 
 
 def row_key(row: Mapping[str, Scalar], family: Family) -> RowKey:
     """(gfx, cu_num, *the family's key)."""
     values = (row.get(c.name) if c.optional else row[c.name] for c in family.key_columns)
     return (row["gfx"], row["cu_num"], *values)
+
+
+def key_text(key: RowKey, family: Family) -> str:
+    """A key for people: `sm_90/132 M=1 N=512 K=1024 dtype=bfloat16`; without columns that have no value."""
+    gfx, units, *values = key
+    named = zip((column.name for column in family.key_columns), values, strict=True)
+    shown = (f"{name}={shortened(str(value))}" for name, value in named if value is not None)
+    return " ".join((f"{shortened(str(gfx))}/{units}", *shown))
 
 
 _KERNEL = ("libtype", "kernelName", "config")
@@ -218,7 +229,8 @@ def merge_rows(
             if take:
                 merged[key] = {**{name: v for name, v in before.items() if name not in row}, **row}
             if choice_of(before) != choice_of(row):
-                conflicts.append(MergeConflict(key=key, kept="new" if take else "old", reason=reason))
+                kept = "new" if take else "old"
+                conflicts.append(MergeConflict(key=key, family=family, kept=kept, reason=reason))
     return list(merged.values()), conflicts
 
 
@@ -246,20 +258,21 @@ def _decide_new(old: Row, new: Row, min_improvement_pct: float, preference: RowP
         gap, name = (old, "old") if after.full_policy else (new, "new")
         return after.full_policy, f"the {name} row {_why_provisional(str(gap.get('policy')))}"
     before_us, after_us = -before.speed, -after.speed
+    earlier, now = time_text(before_us), time_text(after_us)
     if new.get("incumbent_us") is not None:
-        return True, f"{after_us:g} us, timed against the old choice at {new['incumbent_us']} us"
+        return True, f"{now}, timed against the old choice at {time_text(float(str(new['incumbent_us'])))}"
     if choice_of(old) == choice_of(new):
         return True, "timed again"
     if not before.current:
         return True, "the source of the old row's kernel has changed"
     if before.device and after.device and before.device != after.device:
         how = f"on different devices ('{before.device}' and '{after.device}')"
-        return True, f"timed {how}, {before_us:g} and {after_us:g} us cannot be compared"
+        return True, f"timed {how}, {earlier} and {now} cannot be compared"
     if before.policy != after.policy:
         how = f"by different policies ('{before.policy or 'unknown'}' and '{after.policy or 'unknown'}')"
-        return True, f"timed {how}, {before_us:g} and {after_us:g} us cannot be compared"
+        return True, f"timed {how}, {earlier} and {now} cannot be compared"
     needed = before_us * (1 - min_improvement_pct / 100)
-    return after_us < needed, f"{before_us:g} us before, {after_us:g} us now, {min_improvement_pct:g} % required"
+    return after_us < needed, f"{earlier} before, {now} now, {min_improvement_pct:g} % required"
 
 
 def _why_provisional(policy: str) -> str:

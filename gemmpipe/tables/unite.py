@@ -7,8 +7,9 @@ from pathlib import Path
 from gemmpipe.core.data import Scalar
 from gemmpipe.core.errors import shortened
 from gemmpipe.core.schema import FROM_FILE
+from gemmpipe.core.units import time_text
 from gemmpipe.family import Family
-from gemmpipe.tables.merge import Rank, Row, RowKey, RowPreference, row_key, row_ranks
+from gemmpipe.tables.merge import Rank, Row, RowKey, RowPreference, key_text, row_key, row_ranks
 from gemmpipe.tables.recorded import source_hash_of
 from gemmpipe.tables.store import ParsedTable, with_device_names
 
@@ -28,7 +29,7 @@ class TableEntry:
         name = self.row.get("kernelName") or self.row.get("solidx")
         parts = [word for word in (self.row.get("libtype"), name) if word not in (None, "")]
         named = dict.fromkeys(shortened(str(word)) for word in parts)
-        return " ".join([*named, "no time" if us is None else f"{us:g} us"])
+        return " ".join([*named, time_text(us) if isinstance(us, int | float) else "no time"])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,6 +37,7 @@ class DroppedRow:
     """A row that lost to another row with the same key."""
 
     key: RowKey
+    family: Family
     kept: TableEntry
     dropped: TableEntry
     kind: str
@@ -43,9 +45,8 @@ class DroppedRow:
     reason: str
 
     def __str__(self) -> str:
-        key = " ".join("-" if value is None else shortened(str(value)) for value in self.key)
         kept, dropped = (f"{entry.place} ({entry.summary})" for entry in (self.kept, self.dropped))
-        return f"{key}: kept {kept}, dropped {dropped}: {self.reason}"
+        return f"{key_text(self.key, self.family)}: kept {kept}, dropped {dropped}: {self.reason}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,7 +102,7 @@ def unite_tables(entries: Iterable[TableEntry], family: Family, preference: RowP
         kept.append(_with_all_columns(group[best], twins))
         duplicates += len(twins) - 1
         dropped = sorted((i for i in range(len(group)) if ranks[i] != ranks[best]), key=lambda i: group[i].place)
-        conflicts += [_conflict(key, group, ranks, best, i, preference) for i in dropped]
+        conflicts += [_conflict(key, family, group, ranks, best, i, preference) for i in dropped]
     return UnitedTable(entries=kept, conflicts=conflicts, duplicates=duplicates)
 
 
@@ -136,13 +137,20 @@ def _with_all_columns(best: TableEntry, twins: Sequence[TableEntry]) -> TableEnt
 
 
 def _conflict(
-    key: RowKey, group: Sequence[TableEntry], ranks: Sequence[Rank], kept: int, dropped: int, preference: RowPreference
+    key: RowKey,
+    family: Family,
+    group: Sequence[TableEntry],
+    ranks: Sequence[Rank],
+    kept: int,
+    dropped: int,
+    preference: RowPreference,
 ) -> DroppedRow:
     """The conflict of two rows: the first criterion at which their ranks differ is the reason."""
     names, pairs = Rank._fields, zip(ranks[kept], ranks[dropped], strict=True)
     criterion = next(name for name, (a, b) in zip(names, pairs, strict=True) if a != b)
     reason = _reason(criterion, group[kept].row, group[dropped].row, preference)
-    return DroppedRow(key=key, kept=group[kept], dropped=group[dropped], kind=_KINDS[criterion], reason=reason)
+    kind, left = _KINDS[criterion], group[dropped]
+    return DroppedRow(key=key, family=family, kept=group[kept], dropped=left, kind=kind, reason=reason)
 
 
 def _reason(criterion: str, new: Row, old: Row, preference: RowPreference) -> str:

@@ -54,9 +54,9 @@ def test_aiters_tables_are_united_and_every_conflict_is_explained(capfd: pytest.
     assert "2 without a time" not in report
     for printed in (
         f"c.csv: 4 rows, from 6 of {BLOCKSCALE}_dsv3.csv, old.csv; left out: 1 slower, 1 without a time",
-        f"gfx942 304 2 3072 1536 float8_e4m3fnuz bfloat16 -: kept old.csv:3 (cktile real 7 us), dropped {BLOCKSCALE}"
-        "_dsv3.csv:3 (ck placeholder 0 us): us is 0.0: not a measured time",
-        "dropped a8w8_blockscale_tuned_gemm_dsv3.csv:4 (ck three 9.5 us): slower under the same policy",
+        "gfx942/304 M=2 N=3072 K=1536 dtype=float8_e4m3fnuz outdtype=bfloat16: kept old.csv:3 (cktile real 7.00 us), "
+        f"dropped {BLOCKSCALE}_dsv3.csv:3 (ck placeholder 0 us): us is 0.0: not a measured time",
+        "dropped a8w8_blockscale_tuned_gemm_dsv3.csv:4 (ck three 9.50 us): slower under the same policy",
     ):
         assert printed in report
         assert printed in out

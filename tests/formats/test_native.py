@@ -80,8 +80,8 @@ def test_a_kept_old_row_is_reported(target: Target, sixteen: Family, emitted: li
     assert [(e.kind, e.text.split(": ", 1)[1]) for e in emitted] == [
         (
             "line",
-            "sm_90 132 1 16 32 False bfloat16 float32 False False: kept the old row: 4.5 us before, 6 us now, "
-            "0 % required",
+            "sm_90/132 M=1 N=16 K=32 bias=False dtype=bfloat16 outdtype=float32 scaleAB=False bpreshuffle=False: "
+            "kept the old row: 4.50 us before, 6.00 us now, 0 % required",
         )
     ]
 

@@ -44,6 +44,7 @@ KINDS: dict[str, tuple[list[dict[str, str]], dict[str, str]]] = {
     "verified": ([_SESSION, _PROBLEM], {"problems.csv": "M\n1\n", "manifest.json": "0"}),
     "refused": ([_SESSION], {"manifest.json": "2"}),
     "stopped": ([_SESSION], {"manifest.json": "130"}),
+    "interrupted": ([_SESSION, _PROBLEM], {"problems.csv": "M\n1\n", "manifest.json": "130"}),
     "killed": ([_SESSION, _PROBLEM], {}),
     "running": ([_SESSION], {}),
 }
@@ -89,19 +90,19 @@ COMMANDS: dict[str, tuple[Callable[[], Path], set[str]]] = {
     "show": (lambda: find_finished("last", "show"), {"chosen"}),
     "diff": (lambda: read_choices("last", "diff").path, {"chosen"}),
     "export": (_exported, {"chosen", "bucketed"}),
-    "report": (lambda: _reported(watch=False), {"chosen", "killed"}),
-    "report --watch": (lambda: _reported(watch=True), {"chosen", "killed", "running"}),
+    "report": (lambda: _reported(watch=False), {"chosen", "interrupted", "killed"}),
+    "report --watch": (lambda: _reported(watch=True), {"chosen", "interrupted", "killed", "running"}),
     "load": (
         lambda: api.load("last").folder,
         {"chosen", "bucketed", "failed", "too late", "verified"},
     ),
     "reuse=": (
         lambda: find_run("reuse", "last", None, False).folder,
-        {"chosen", "bucketed", "failed", "too late", "stopped", "killed", "running"},
+        {"chosen", "bucketed", "failed", "too late", "stopped", "interrupted", "killed", "running"},
     ),
     "resume=": (
         lambda: find_run("resume", "last", None, False).folder,
-        {"chosen", "bucketed", "failed", "too late", "verified", "stopped", "killed", "running"},
+        {"chosen", "bucketed", "failed", "too late", "verified", "stopped", "interrupted", "killed", "running"},
     ),
 }
 """The run that a command takes as `last`, and the kinds of runs that it may be."""

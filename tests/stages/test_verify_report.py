@@ -38,8 +38,8 @@ def test_a_library_is_ahead_on_a_shared_device_only_by_far(
 ) -> None:
     report = VerifyReport(max_drift_pct=10, max_behind_pct=1, max_call_overhead_pct=None)
     ratio = PairedRatio(median=median, low=low, high=2.0)
-    library = {"kernelName": "torch", "config": "{}", "us": 23734.59}
+    library = {"kernelName": "torch", "config": '{"method":"float32_convert","split":2}', "us": 23734.59}
     reason = report._behind(ratio, library, least)
     assert bool(reason) == is_behind
     if is_behind:
-        assert "takes 23.7 ms, " in reason
+        assert reason.startswith("behind: torch float32_convert split=2 takes 23.7 ms, ")

@@ -16,8 +16,8 @@ def _row(**values: object) -> Row:
 @pytest.mark.parametrize(
     ("old", "new", "kept", "reason"),
     [
-        ({}, {"libtype": "torch", "us": 9.0}, "new", "10 us before, 9 us now"),
-        ({}, {"libtype": "torch", "us": 10.0}, "old", "10 us before, 10 us now"),
+        ({}, {"libtype": "torch", "us": 9.0}, "new", "10.0 us before, 9.00 us now"),
+        ({}, {"libtype": "torch", "us": 10.0}, "old", "10.0 us before, 10.0 us now"),
         ({}, {"libtype": "torch", "us": 9.95}, "old", "1 % required"),
         ({"us": 0.0}, {"libtype": "torch"}, "new", "the old row has no measured time"),
         ({}, {"libtype": "torch", "us": None}, "old", "the new row has no measured time"),
@@ -42,7 +42,7 @@ def test_rules(old: dict[str, object], new: dict[str, object], kept: str, reason
     rows, (conflict,) = merge_rows([before], [after], blockscale, min_improvement_pct=1.0)
     assert rows == [after if kept == "new" else before]
     assert conflict.kept == kept
-    assert str(conflict).startswith(f"sm_90 132 1 2 3: kept the {kept} row: ")
+    assert str(conflict).startswith(f"sm_90/132 M=1 N=2 K=3: kept the {kept} row: ")
     assert re.search(reason, str(conflict))
 
 

@@ -69,7 +69,7 @@ def test_rules(worse: dict[str, object], better: dict[str, object], reason: str,
         assert union.entries == [kept]
         (conflict,) = union.conflicts
         assert reason in conflict.reason
-        assert str(conflict).startswith("sm_90 132 1 2 3: kept b.csv:2 (")
+        assert str(conflict).startswith("sm_90/132 M=1 N=2 K=3: kept b.csv:2 (")
 
 
 def test_the_user_names_the_product_to_keep(blockscale: Family) -> None:
