@@ -228,9 +228,9 @@ def _tuned_text(path: Path) -> str:
     """When the last run wrote into a table, as its sidecar has it."""
     try:
         times = [str(facts["time"]) for facts in read_runs(sidecar_path(path)).values() if "time" in facts]
-        last = datetime.datetime.fromisoformat(max(times))
-        days = (datetime.datetime.now(datetime.UTC) - last).days
-    except (GemmpipeError, OSError, ValueError, TypeError):
+        day = datetime.datetime.fromisoformat(max(times)).astimezone(datetime.UTC).date()
+        days = (datetime.datetime.now(datetime.UTC).date() - day).days
+    except (GemmpipeError, OSError, ValueError, TypeError, OverflowError):
         return ""
     age = "today" if days < 1 else f"{counted(days, 'day')} ago"
-    return f"; tuned {last.date().isoformat()} ({age})"
+    return f"; tuned {day.isoformat()} ({age})"

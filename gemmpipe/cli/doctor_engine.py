@@ -294,8 +294,9 @@ def _gfx(timed_on: Sequence[str]) -> str:
 
     if gpu_kind() is None:
         named = f"; the table has rows of {', '.join(timed_on)}" if timed_on else ""
+        target = (*timed_on, "sm_90")[0]
         raise EnvironmentProblem(
-            f"engine: no GPU here; target={(*timed_on, 'sm_90')[0]} names the architecture of the server's{named}"
+            f"engine: no GPU here; expected target= with the architecture of the server's GPU (target={target}){named}"
         )
     return gpu_device(0).gfx
 

@@ -69,10 +69,11 @@ def report_run(
     for text in _further_lines(plan, tables, context):
         for part in fitted(Line(text=text), terminal_width()):  # also without a terminal, as the screen before them
             _send(context, part)
-    stages = "".join(f", {k[:-2]} {v:.1f}" for k, v in context.stage_seconds.items() if "idle" not in k)
+    spent = {k[:-2]: v for k, v in context.stage_seconds.items() if "idle" not in k and v >= MIN_SHOWN_S}
+    stages = "".join(f", {name} {duration_text(seconds)}" for name, seconds in spent.items())
     # A format that is searched for itself, such as `engine_vllm_s`, shows what it costs.
     engines = any(name.startswith("engine_") and name != "engine_s" for name in context.stage_seconds)
-    emit("line" if engines or not has_choices else "detail", f"total {wall_s:.1f} s{stages}")
+    emit("line" if engines or not has_choices else "detail", f"total {duration_text(wall_s)}{stages}")
     worked = len(resources) > 1  # more than the driver
     for usage in (each for each in resources if worked and each.wall_s >= MIN_SHOWN_S):
         emit("detail", f"  {usage_line(usage)}")
@@ -227,5 +228,6 @@ def saving_lines(selections: "pd.DataFrame") -> list[str]:
 def usage_line(usage: Usage) -> str:
     """One resource's time by activity, longest first; activities of 0.0 s are in the manifest only."""
     longest = sorted(usage.busy_s.items(), key=lambda kv: -kv[1])
-    spent = ", ".join(f"{k} {v:.1f}" for k, v in longest if v >= MIN_SHOWN_S)
-    return f"{usage.name}: {spent or 'nothing to do'}; idle {usage.idle_s:.1f} of {usage.wall_s:.1f} s"
+    spent = ", ".join(f"{k} {duration_text(v)}" for k, v in longest if v >= MIN_SHOWN_S)
+    idle = f"idle {duration_text(usage.idle_s)} of {duration_text(usage.wall_s)}"
+    return f"{usage.name}: {spent or 'nothing to do'}; {idle}"

@@ -1,5 +1,7 @@
 """The doctor works without a GPU and reports why things are missing."""
 
+import datetime
+import json
 import re
 import shlex
 from dataclasses import replace
@@ -8,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gemmpipe import __version__
-from gemmpipe.cli import machine
+from gemmpipe.cli import doctor, machine
 from gemmpipe.cli.main import main
 from gemmpipe.core.device import cpu_device
 
@@ -141,6 +143,15 @@ def test_a_full_disk_and_few_cores_are_noted(folder: Path, monkeypatch: pytest.M
     assert full.startswith(f"{folder}: ")
     assert "free; a run needs about " in full
     assert "cores compile for 2 GPUs; about 10000 per GPU keep them busy" in cores
+
+
+@pytest.mark.parametrize(("days", "time", "age"), [(0, "00:00:00", "today"), (1, "23:59:59", "1 day ago")])
+def test_the_age_of_a_table_is_in_days_of_the_calendar(tmp_path: Path, days: int, time: str, age: str) -> None:
+    table = tmp_path / "bf16_tuned_gemm.csv"
+    day = datetime.datetime.now(datetime.UTC).date() - datetime.timedelta(days=days)
+    runs = {"r": {"time": f"{day.isoformat()}T{time}+00:00"}}
+    table.with_name(f"{table.name}.meta.json").write_text(json.dumps({"runs": runs}))
+    assert doctor._tuned_text(table) == f"; tuned {day.isoformat()} ({age})"
 
 
 def test_the_age_of_a_table(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -226,7 +226,7 @@ def test_a_table_of_two_devices_asks_for_one(h200_tables: Path, capfd: Captured)
     table = odd_table(h200_tables, gfx="sm_100")
     assert main(["doctor", "engine=vllm", f"run={table}"]) == 3
     assert capfd.readouterr().err.endswith(
-        "names the architecture of the server's; the table has rows of sm_100, sm_90\n"
+        "with the architecture of the server's GPU (target=sm_100); the table has rows of sm_100, sm_90\n"
     )
     found = lines(capfd, "engine=vllm", f"run={table}", "target=sm_100")
     (times,) = [line for line in found if line.startswith("times of ")]

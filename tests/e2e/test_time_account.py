@@ -81,5 +81,5 @@ def test_a_comparison_accounts_for_its_time_too(folder: Path, faulty_arguments: 
 
 def test_what_a_run_says_of_a_resource_leaves_out_zeros() -> None:
     usage = Usage(name="cpu", wall_s=3.0, busy_s={"load": 0.01, "finals": 0.5, "checks": 1.25}, idle=[(0.0, 1.24)])
-    assert usage_line(usage) == "cpu: checks 1.2, finals 0.5; idle 1.2 of 3.0 s"
+    assert usage_line(usage) == "cpu: checks 1.2 s, finals 0.5 s; idle 1.2 s of 3.0 s"
     assert usage_line(Usage(name="cpu", wall_s=1.0, busy_s={}, idle=[(0.0, 1.0)])).startswith("cpu: nothing to do;")
