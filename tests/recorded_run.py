@@ -28,7 +28,7 @@ from gemmpipe.stages.bench import Bench
 from gemmpipe.stages.engine.expected import compile_seconds, compiled_share
 from gemmpipe.stages.finals_cost import ExpectedFinal, FinalsCost, between_us, expected_s
 from gemmpipe.stages.finals_work import FinalsWork
-from gemmpipe.stages.screen.work import WorkEstimate
+from gemmpipe.stages.screen.work import ScreenWork, WorkEstimate
 from gemmpipe.stages.select import Select
 
 TIMER = Timer(warmup=5, iters=101, rounds=30, budget_ms=250)
@@ -46,6 +46,18 @@ H100 = Device(
 )
 H200 = replace(H100, name="NVIDIA H200", cache_bytes=62914560)
 KEEP, ENGINE_KEEP = 20, 8
+
+
+def progress_event(work: ScreenWork) -> Event:
+    """What the screening emits with this state of its work."""
+    return Event(
+        kind="progress",
+        done=work.done,
+        total=work.expected,
+        share=work.share,
+        stage_s=work.left_s,
+        stage_factor=work.left_factor,
+    )
 
 
 class RecordedRun:
@@ -170,14 +182,7 @@ class RecordedRun:
             requested=row["requested"],
             now=float(row["t"]),
         )
-        return Event(
-            kind="progress",
-            done=work.done,
-            total=work.expected,
-            share=work.share,
-            stage_s=work.left_s,
-            stage_factor=work.left_factor,
-        )
+        return progress_event(work)
 
     def expected_us(self) -> dict[str, float]:
         """As `expected_times_us` has them."""

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from recorded_run import progress_event
 from search_setup import default_search
 
 from gemmpipe.bench.timer import Timer
@@ -77,14 +78,7 @@ class _Run:
         states: Any = [self._states[i] for i in self._listed[: row["listed"]]]
         searching, built = row["t"] < SEARCHES_END, row["built"]  # what was requested is not in the journal
         work = self._screening.measure(states, searching=searching, built=built, requested=built, now=row["t"])
-        return Event(
-            kind="progress",
-            done=work.done,
-            total=work.expected,
-            share=work.share,
-            stage_s=work.left_s,
-            stage_factor=work.left_factor,
-        )
+        return progress_event(work)
 
     def final(self, row: dict[str, Any] | None) -> Event:
         if row is not None:
