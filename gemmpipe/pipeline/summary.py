@@ -18,6 +18,7 @@ from gemmpipe.report.results import is_shared, product_results, run_figures
 from gemmpipe.report.screen import (
     RunFacts,
     choice_lines,
+    choose_again_line,
     command_lines,
     memory_option_lines,
     screen_lines,
@@ -69,12 +70,14 @@ def report_run(
     for text in _further_lines(plan, tables, context):
         for part in fitted(Line(text=text), terminal_width()):  # also without a terminal, as the screen before them
             _send(context, part)
+    worked = len(resources) > 1  # more than the driver
+    if again := choose_again_line(tables.get("memory_options"), _reuse_arguments(plan, worked=worked)):
+        _emit_whole(context, again)
     spent = {k[:-2]: v for k, v in context.stage_seconds.items() if "idle" not in k and v >= MIN_SHOWN_S}
     stages = "".join(f", {name} {duration_text(seconds)}" for name, seconds in spent.items())
     # A format that is searched for itself, such as `engine_vllm_s`, shows what it costs.
     engines = any(name.startswith("engine_") and name != "engine_s" for name in context.stage_seconds)
     emit("line" if engines or not has_choices else "detail", f"total {duration_text(wall_s)}{stages}")
-    worked = len(resources) > 1  # more than the driver
     for usage in (each for each in resources if worked and each.wall_s >= MIN_SHOWN_S):
         emit("detail", f"  {usage_line(usage)}")
     _emit_whole(context, f"run   {plan.run_dir}")
@@ -97,16 +100,22 @@ def report_run(
 
 def _run_name(run_dir: Path) -> str:
     """How a user names this run in the next commands: `last`, unless it is one of a sweep or in another folder."""
+    return "last" if _is_last(run_dir) else _shown_path(run_dir)
+
+
+def _is_last(run_dir: Path) -> bool:
     folder = run_dir.resolve()
-    if is_in_runs_folder(run_dir) and len(folder.relative_to(RUNS.resolve()).parts) == _PARTS_OF_RUN:
-        return "last"
-    return _shown_path(run_dir)
+    return is_in_runs_folder(run_dir) and len(folder.relative_to(RUNS.resolve()).parts) == _PARTS_OF_RUN
 
 
 def _shown_path(run_dir: Path) -> str:
     """The folder of a run for a command line, relative to the current folder where it lies below it."""
+    return shell_quote(_relative(run_dir))
+
+
+def _relative(run_dir: Path) -> str:
     folder, here = run_dir.resolve(), Path.cwd()
-    return shell_quote(str(folder.relative_to(here) if folder.is_relative_to(here) else folder))
+    return str(folder.relative_to(here) if folder.is_relative_to(here) else folder)
 
 
 def _doctor_line(plan: "Plan") -> str:
@@ -135,9 +144,22 @@ def _next_commands(
 
 
 def resume_line(run_dir: Path, python_path: Sequence[str]) -> str:
-    """The command that resumes a run; outside the runs folder with its --config-dir, which runs user code."""
-    own = [f"--config-dir={folder}" for folder in python_path if not is_in_runs_folder(run_dir)]
-    return shell_join(["gemmpipe", *own, f"resume={run_dir}"])
+    """The command that resumes a run."""
+    return shell_join(["gemmpipe", *_own_folders(run_dir, python_path), f"resume={run_dir}"])
+
+
+def _own_folders(run_dir: Path, python_path: Sequence[str]) -> list[str]:
+    """The run's --config-dir, which runs user code: a run outside the runs folder needs it on the command line."""
+    return [f"--config-dir={folder}" for folder in python_path if not is_in_runs_folder(run_dir)]
+
+
+def _reuse_arguments(plan: "Plan", *, worked: bool) -> list[str]:
+    """The arguments that name the run with the trials: this one, or the one that it reused if it timed nothing."""
+    if plan.reuse and not worked:
+        run_dir, name = Path(plan.reuse), _relative(Path(plan.reuse))
+    else:
+        run_dir, name = plan.run_dir, "last" if _is_last(plan.run_dir) else _relative(plan.run_dir)
+    return [*_own_folders(run_dir, plan.python_path), f"reuse={name}"]
 
 
 def use_line(family: "Family", table: Path) -> str:

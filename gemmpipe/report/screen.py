@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from gemmpipe.core.events import counted, verb
+from gemmpipe.core.shell import shell_join
 from gemmpipe.core.text_table import Column, aligned
 from gemmpipe.core.units import (
     MISSING,
@@ -297,6 +298,18 @@ def memory_option_lines(options: "pd.DataFrame | None", solved: int, width: int)
     title = f"{MEMORY_TITLE}: {gaining} of {counted(solved, 'problem')}"
     more = [f"  and {left_out} more limits"] if left_out else []
     return [title, *(f"  {line}" for line in aligned(columns, width - 2)), *more]
+
+
+def choose_again_line(options: "pd.DataFrame | None", reuse: Sequence[str]) -> str:
+    """The command that chooses again with the least limit that gains; empty if none gains.
+
+    `reuse`: the arguments that name the run with the trials.
+    """
+    if options is None or not len(options):
+        return ""
+    limit = int(options["extra_weight_pct"].min())
+    command = ["gemmpipe", *reuse, "chain=[select,merge]", f"stages.select.max_extra_weight_pct={limit}"]
+    return f"  choose with {limit}, without timing: {shell_join(command)}"
 
 
 def memory_limits(rows: Sequence[Mapping[Any, Any]]) -> tuple[list[tuple[str, ...]], int]:

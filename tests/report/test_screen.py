@@ -9,6 +9,7 @@ from gemmpipe.report.results import product_results, run_figures
 from gemmpipe.report.screen import (
     RunFacts,
     choice_lines,
+    choose_again_line,
     command_lines,
     memory_option_lines,
     screen_lines,
@@ -164,6 +165,11 @@ def test_the_table_of_memory_has_the_gain_of_each_limit() -> None:
     more = pd.concat([options, pd.DataFrame([{**little, "extra_weight_pct": 800}])])
     assert memory_option_lines(more, 3, 120) == [title, head, *lines], "800 % would say the same as 400 %"
     assert memory_option_lines(None, 1, 120) == []
+    assert choose_again_line(more, ["reuse=last"]) == (
+        "  choose with 200, without timing: "
+        "gemmpipe reuse=last 'chain=[select,merge]' stages.select.max_extra_weight_pct=200"
+    )
+    assert choose_again_line(None, ["reuse=last"]) == choose_again_line(options[:0], ["reuse=last"]) == ""
 
 
 def test_knobs_are_spelled_for_people() -> None:
