@@ -73,11 +73,9 @@ def report_run(
     worked = len(resources) > 1  # more than the driver
     if again := choose_again_line(tables.get("memory_options"), _reuse_arguments(plan, worked=worked)):
         _emit_whole(context, again)
-    spent = {k[:-2]: v for k, v in context.stage_seconds.items() if "idle" not in k and v >= MIN_SHOWN_S}
-    stages = "".join(f", {name} {duration_text(seconds)}" for name, seconds in spent.items())
     # A format that is searched for itself, such as `engine_vllm_s`, shows what it costs.
     engines = any(name.startswith("engine_") and name != "engine_s" for name in context.stage_seconds)
-    emit("line" if engines or not has_choices else "detail", f"total {duration_text(wall_s)}{stages}")
+    emit("line" if engines or not has_choices else "detail", _total_line(wall_s, context.stage_seconds))
     for usage in (each for each in resources if worked and each.wall_s >= MIN_SHOWN_S):
         emit("detail", f"  {usage_line(usage)}")
     _emit_whole(context, f"run   {plan.run_dir}")
@@ -96,6 +94,12 @@ def report_run(
         # By its folder: `last` is a run with choices.
         for each in see_lines([f"gemmpipe show {_shown_path(plan.run_dir)}", _doctor_line(plan)], terminal_width()):
             _send(context, each)
+
+
+def _total_line(wall_s: float, stage_seconds: Mapping[str, float]) -> str:
+    """The time of the run and of each stage that took some."""
+    spent = {k[:-2]: v for k, v in stage_seconds.items() if "idle" not in k and v >= MIN_SHOWN_S}
+    return ", ".join((f"total {duration_text(wall_s)}", *(f"{name} {duration_text(v)}" for name, v in spent.items())))
 
 
 def _run_name(run_dir: Path) -> str:
