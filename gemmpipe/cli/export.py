@@ -34,8 +34,8 @@ and the launch line that uses them. RUN is the folder of a run, or last.
   plugin         the variables with which gemmpipe's plug-in for vLLM and SGLang uses the run's table
 
   output=DIR     the folder of the files (outputs/tuned)
-  install=true   copy dense files into the engine's package, the only place from which they are read; a replaced file
-                 is kept as a backup
+  install=true   copy dense files into the engine's package, the only place from which they are read; a
+                 replaced file is kept as a backup
   undo=true      restore the engine's own files
   package=DIR    the engine's package, where it is not installed in this Python
   model=MODEL    the model in the printed launch line (that of shapes=engine)

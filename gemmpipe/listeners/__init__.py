@@ -44,6 +44,8 @@ class Product:
     """Library over choice."""
     floor_share: float | None
     """The least time by the device's rates over the choice's time."""
+    policy: str
+    """How it was timed, as in the table; with `shared_cpu` or `shared_gpu` while other processes used the device."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -63,6 +63,7 @@ def _as_products(frame: "pd.DataFrame", family: "Family") -> tuple[Product, ...]
             library_us=_number(row["library_us"]) if is_compared else None,
             speedup=_number(row["speedup"]) if is_compared else None,
             floor_share=_number(row["floor_share"]),
+            policy=str(_plain(row["policy"]) or ""),
         )
         for row in frame.to_dict("records")
         for is_compared in (row["library"] in COMPARABLE,)  # torch's conversion of the operands is no library's product

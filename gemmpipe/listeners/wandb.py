@@ -12,7 +12,7 @@ from gemmpipe.listeners.figures import metrics_of, parameters_of
 
 _START_TIMEOUT_S = 30.0
 """A server that is away must not hold a run up for the 90 s of the package's default."""
-_COLUMNS = ("problem", "backend", "config", "time_us", "library_us", "speedup", "floor_share")
+_COLUMNS = ("problem", "backend", "config", "time_us", "library_us", "speedup", "floor_share", "policy")
 
 
 @dataclass(kw_only=True, eq=False)

@@ -40,6 +40,7 @@ def _product(m: int, **key: object) -> Product:
         library_us=4.0,
         speedup=2.0,
         floor_share=None,
+        policy="accurate",
     )
 
 
@@ -122,15 +123,19 @@ def test_metrics_have_names_that_trackers_take() -> None:
 
 
 def test_a_product_that_no_library_multiplies_as_stored_has_no_speedup(tmp_path: Path) -> None:
-    header = "gfx,cu_num,M,N,K,libtype,config,us,baseline,baseline_config,baseline_us"
+    header = "gfx,cu_num,M,N,K,libtype,config,us,policy,baseline,baseline_config,baseline_us"
     rows = [
-        f"sm_90,132,{m},256,512,torch,,10,torch,{method},{us}"
-        for m, method, us in ((1, '"{""method"":""bfloat16_convert""}"', 10), (8, '"{""method"":""mm""}"', 20))
+        f"sm_90,132,{m},256,512,torch,,10,{policy},torch,{method},{us}"
+        for m, method, us, policy in (
+            (1, '"{""method"":""bfloat16_convert""}"', 10, "host interleaved shared_cpu"),
+            (8, '"{""method"":""mm""}"', 20, ""),
+        )
     ]
     (tmp_path / "selections.csv").write_text("\n".join([header, *rows]) + "\n")
     found = outcome_of(tmp_path, load_family("a8w8_blockscale"), {}, 0)
     assert [(each.speedup, each.library_us) for each in found.products] == [(None, None), (2.0, 20.0)]
     assert {name for name in metrics_of(found) if name.startswith("speedup/")} == {"speedup/M8_N256_K512"}
+    assert [each.policy for each in found.products] == ["host interleaved shared_cpu", ""]
 
 
 def test_products_that_differ_in_more_than_sizes_have_names_of_their_own() -> None:
