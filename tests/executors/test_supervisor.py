@@ -425,6 +425,7 @@ def test_a_process_that_never_starts_is_a_one_line_error(monkeypatch: pytest.Mon
     def killed(answer: int) -> int:
         """The request is sent, its answer is awaited."""
         os.kill(stopped_pids[-1], signal.SIGKILL)
+        os.waitid(os.P_PID, stopped_pids[-1], os.WEXITED | os.WNOWAIT)  # else the next request may be of the same one
         return read(answer)
 
     monkeypatch.setattr(kind, "start", stopped)
