@@ -10,6 +10,7 @@ from gemmpipe.family import GemmSpec
 from gemmpipe.family.dtypes import element_bytes
 from gemmpipe.family.moe import require_experts
 from gemmpipe.kernels.fmoe._grouped_launch_plan import (
+    GATHERED_KERNELS,
     KERNELS,
     SORT_MODULE,
     grouped_launch_steps,
@@ -35,6 +36,7 @@ from gemmpipe.templates.hopper.launch import WARP_SPECIALISED
 from gemmpipe.templates.params import KERNEL_TYPE, SCALE_BLOCK, int_knob
 from gemmpipe.templates.tiled import (
     FUSED_ACT,
+    GATHER_ROWS,
     STAGE2_KNOBS,
     STAGE2_SUFFIX,
     ceil_div,
@@ -48,7 +50,7 @@ if TYPE_CHECKING:
 
 _PER_STAGE_KNOBS = ("BLOCK_SIZE_N", "GROUP_SIZE_M", "num_stages")
 _STAGE2_KNOBS = tuple(f"{name}{STAGE2_SUFFIX}" for name in _PER_STAGE_KNOBS)
-_AXES = (KERNEL_TYPE, "BLOCK_SIZE_M", "BLOCK_SIZE_K", *_PER_STAGE_KNOBS, FUSED_ACT, *_STAGE2_KNOBS)
+_AXES = (KERNEL_TYPE, "BLOCK_SIZE_M", "BLOCK_SIZE_K", *_PER_STAGE_KNOBS, FUSED_ACT, GATHER_ROWS, *_STAGE2_KNOBS)
 _MAX_ROWS = 2**31 - 2**20
 
 
@@ -72,8 +74,11 @@ class GroupedExperts(MultiLaunchImplementation):
         return space.configs({**space_facts(spec, device), KERNEL_TYPE: WARP_SPECIALISED})
 
     def normalise(self, spec: GemmSpec, knobs: Knobs, device: Device) -> Knobs:
-        """Its own knobs alone, without those equal to their default."""
-        return canonical_knobs(spec, {name: knobs[name] for name in _AXES if knobs.get(name) is not None})
+        """Its own knobs alone, without those equal to their default; GATHER_ROWS only where rows can be gathered."""
+        kept = {name: knobs[name] for name in _AXES if knobs.get(name) is not None}
+        if not kept.get(GATHER_ROWS) or not _can_gather(spec, kept):
+            kept.pop(GATHER_ROWS, None)
+        return canonical_knobs(spec, kept)
 
     def unsupported_reason(self, spec: GemmSpec, knobs: Knobs, device: Device) -> str | None:
         """`rule: detail` of the first rule that either stage breaks, or None."""
@@ -106,7 +111,8 @@ class GroupedExperts(MultiLaunchImplementation):
 
     def kernel_name(self, knobs: Knobs) -> str:
         """`grouped@3fa9c1d2`, `grouped_fused@...`, `grouped_apart@...`, `grouped_fused_apart@...`."""
-        return f"grouped{name_suffix(knobs)}@{digest([kernel_hash(kernel) for kernel in KERNELS])[:8]}"
+        gathered, kernels = ("_gathered", GATHERED_KERNELS) if knobs.get(GATHER_ROWS) else ("", KERNELS)
+        return f"grouped{gathered}{name_suffix(knobs)}@{digest([kernel_hash(kernel) for kernel in kernels])[:8]}"
 
     def launch_plan(self, spec: GemmSpec, knobs: Knobs, device: Device) -> LaunchPlan:
         """The launches with their builds; candidates that differ in one stage share the others."""
@@ -129,6 +135,14 @@ def _exchange_violation(spec: GemmSpec, knobs: Knobs) -> str | None:
     if inner % SCALE_BLOCK:
         return f"fused activation: inter_dim={inner}, expected a multiple of {SCALE_BLOCK} columns"
     return None
+
+
+def _can_gather(spec: GemmSpec, knobs: Knobs) -> bool:
+    """True if the loader can read x's rows where they are: whole K blocks, no scale per row, 32-bit offsets."""
+    experts = require_experts(spec)
+    scaled_rows = experts.weight_first or (experts.quantised is not None and not has_block_scales(spec))
+    whole = spec.k % int_knob(knobs, "BLOCK_SIZE_K") == 0
+    return not scaled_rows and whole and spec.m * spec.k <= _MAX_ROWS
 
 
 @lru_cache(maxsize=4096)

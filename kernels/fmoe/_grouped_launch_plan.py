@@ -34,7 +34,7 @@ from gemmpipe.templates.hopper.constraints import (
 )
 from gemmpipe.templates.hopper.launch import tensor_descriptor
 from gemmpipe.templates.params import SCALE_BLOCK, TRITON_TYPES, int_knob, tile_constants
-from gemmpipe.templates.tiled import FUSED_ACT, ceil_div, kernel_hash, next_power_of_2, stage_knobs
+from gemmpipe.templates.tiled import FUSED_ACT, GATHER_ROWS, ceil_div, kernel_hash, next_power_of_2, stage_knobs
 
 if TYPE_CHECKING:
     import torch
@@ -42,10 +42,20 @@ if TYPE_CHECKING:
 
 KERNEL = "gemmpipe.kernels.fmoe._grouped:grouped_warp_specialised"
 SORT_MODULE = "gemmpipe.kernels.fmoe._sorted"
+GATHERED_MODULE = "gemmpipe.kernels.fmoe._gathered"
+GATHERED_KERNEL = f"{GATHERED_MODULE}:gathered_warp_specialised"
+_LOADER_WARPS = 4
+_GATHER_REGISTERS = (232, 40)  # per thread of a math warpgroup, of the loader warps
+_PLACES_PER_PROGRAM = 1024
 KERNELS = (
     KERNEL,
     *ORDER_KERNELS,
     *(f"{SORT_MODULE}:{name}" for name in ("sorted_rows", "total_of_places")),
+)
+GATHERED_KERNELS = (
+    *KERNELS,
+    GATHERED_KERNEL,
+    *(f"{GATHERED_MODULE}:{name}" for name in ("sources_of_places", "quantised_tokens")),
 )
 _FEW_ROWS = 16  # rows per copy of a block that is mostly padding
 _MAX_PDL_PAIRS = 256
@@ -58,6 +68,7 @@ class TmaLaunchStep(LaunchStep):
     """One launch of the warp-specialised product."""
 
     boxes: Mapping[str, Box]
+    source: str = KERNEL
 
     def build(self, dtypes: Mapping[str, str]) -> Build:
         """Its build, for all numbers of rows with the same `mostly_padding_rows`."""
@@ -74,11 +85,11 @@ class TmaLaunchStep(LaunchStep):
         pointers = tuple(name for name, kind in signature.items() if kind.startswith("*"))
         signature |= {**dict.fromkeys(self.integers, "i32"), **dict.fromkeys(self.constants, "constexpr")}
         return Build(
-            kernel=KERNEL,
-            source_hash=kernel_hash(KERNEL),
+            kernel=self.source,
+            source_hash=kernel_hash(self.source),
             signature=tuple(signature.items()),
             constants=tuple(constants.items()),
-            aligned=pointers,
+            aligned=(*pointers, *(name for name in ("K",) if self.integers.get(name, 1) % 16 == 0)),
             options=tuple(sorted(self.options.items())),
         )
 
@@ -174,6 +185,67 @@ def grouped_product_step(spec: GemmSpec, knobs: Knobs, device: Device, stage: in
     )
 
 
+def gathered_product_step(spec: GemmSpec, knobs: Knobs, device: Device, out: str) -> TmaLaunchStep:
+    """The first product, with x's rows gathered by the loader, into the tensor `out`."""
+    step = grouped_product_step(spec, knobs, device, 1, out)
+    scaled = has_block_scales(spec)
+    tensors = {
+        "x_ptr": "q" if scaled else "x",
+        "x_scale_ptr": "q_scale" if scaled else None,
+        "sources_ptr": "sources",
+        **{name: tensor for name, tensor in step.tensors.items() if name not in ("x", "scales", "row_scale_ptr")},
+    }
+    registers = dict(zip(("REGISTERS", "LOADER_REGISTERS"), _GATHER_REGISTERS, strict=True))
+    constants = {name: value for name, value in step.constants.items() if name != "ROW_SCALES"}
+    return replace(
+        step,
+        kernel=GATHERED_KERNEL.split(":")[1],
+        source=GATHERED_KERNEL,
+        tensors=tensors,
+        integers={"N": step.integers["N"], "K": spec.k, **step.integers},
+        constants={**constants, **registers, "WARPS": _LOADER_WARPS},
+        boxes={name: box for name, box in step.boxes.items() if name in ("w", "out")},
+    )
+
+
+def _sources_step(spec: GemmSpec, interpreted: bool) -> LaunchStep:
+    """Finds the row of x of each place; quantises x, if it is."""
+    experts = require_experts(spec)
+    pairs = spec.m * experts.topk
+    if experts.quantised:
+        group, groups = quantisation_groups(experts.quantised, spec.k)
+        return LaunchStep(
+            kernel="quantised_tokens",
+            module=GATHERED_MODULE,
+            tensors={
+                "x_ptr": "x",
+                "out_ptr": "q",
+                "scale_ptr": "q_scale",
+                "places_ptr": "places",
+                "sources_ptr": "sources",
+            },
+            integers={"columns": spec.k},
+            constants={
+                "TOPK": experts.topk,
+                "GROUPS": groups,
+                "GROUP": group,
+                "TOP": FP8_MAX[spec.w_dtype],
+                "INTERPRETED": interpreted,
+            },
+            grid=(spec.m, ceil_div(spec.k, groups * group), 1),
+            options=_pdl_options(spec, min(8, max(1, groups * group // 256))),
+        )
+    return LaunchStep(
+        kernel="sources_of_places",
+        module=GATHERED_MODULE,
+        tensors={"places_ptr": "places", "sources_ptr": "sources"},
+        integers={"pairs": pairs},
+        constants={"TOPK": experts.topk, "BLOCK": _PLACES_PER_PROGRAM, "INTERPRETED": interpreted},
+        grid=(ceil_div(pairs, _PLACES_PER_PROGRAM), 1, 1),
+        options=_pdl_options(spec, 4),
+    )
+
+
 def _has_row_scales(spec: GemmSpec, first: bool) -> bool:
     """True if each row of the product is multiplied by a scale of its own: that of x, the pair's share, or both."""
     experts = require_experts(spec)
@@ -226,7 +298,7 @@ def grouped_scratch_shapes(spec: GemmSpec, knobs: Knobs) -> dict[str, TensorShap
         "places": ((spec.m * experts.topk,), INT),
         "rows": ((max_blocks(spec, int_knob(knobs, "BLOCK_SIZE_M")),), INT),
         **order_scratch_shapes(spec, int_knob(knobs, "BLOCK_SIZE_M")),
-        "sorted": ((capacity, spec.k), spec.w_dtype),
+        **_x_shapes(spec, knobs, capacity),
         "inner": ((capacity, experts.inner), spec.w_dtype),
         "parts": ((capacity, spec.n), spec.out_dtype),
     }
@@ -236,18 +308,30 @@ def grouped_scratch_shapes(spec: GemmSpec, knobs: Knobs) -> dict[str, TensorShap
         found["wide"] = ((capacity, experts.inner), spec.x_dtype)
     if experts.quantised:
         found["inner_scale"] = ((scales_per_row(experts.quantised, experts.inner), capacity), FP32)
-        found["sorted_scale"] = ((scales_per_row(experts.quantised, spec.k), capacity), FP32)
-    elif experts.weight_first:
-        found["sorted_scale"] = ((1, capacity), FP32)
     return found
+
+
+def _x_shapes(spec: GemmSpec, knobs: Knobs, capacity: int) -> dict[str, TensorShape]:
+    """The rows of x at their places with their scales; or quantised, if they are, and which row each place has."""
+    experts = require_experts(spec)
+    groups = scales_per_row(experts.quantised, spec.k) if experts.quantised else 1
+    if knobs.get(GATHER_ROWS):
+        quantised: dict[str, TensorShape] = {"q": ((spec.m, spec.k), spec.w_dtype), "q_scale": ((spec.m, groups), FP32)}
+        return {"sources": ((capacity,), INT), **(quantised if experts.quantised else {})}
+    scales: dict[str, TensorShape] = {"sorted_scale": ((groups, capacity), FP32)}
+    found: dict[str, TensorShape] = {"sorted": ((capacity, spec.k), spec.w_dtype)}
+    return found | (scales if experts.quantised or experts.weight_first else {})
 
 
 def grouped_launch_steps(spec: GemmSpec, knobs: Knobs, device: Device, *, interpreted: bool) -> tuple[LaunchStep, ...]:
     """The launches in their order; `interpreted`: for Triton's interpreter, with bf16 and fp8 corrected."""
     experts, fused = require_experts(spec), bool(knobs.get(FUSED_ACT))
-    found = [*_order_steps(spec, knobs, device, interpreted), _gather_step(spec, knobs, interpreted)]
+    found = _order_steps(spec, knobs, device, interpreted)
     wide = "inner" if quantises_in_epilogue(spec, knobs) or (fused and not experts.quantised) else "wide"
-    found.append(grouped_product_step(spec, knobs, device, 1, wide))
+    if knobs.get(GATHER_ROWS):
+        found += [_sources_step(spec, interpreted), gathered_product_step(spec, knobs, device, wide)]
+    else:
+        found += [_gather_step(spec, knobs, interpreted), grouped_product_step(spec, knobs, device, 1, wide)]
     if wide == "wide":
         found.append(_activate_step(spec, knobs, interpreted))
     return (*found, grouped_product_step(spec, knobs, device, 2, "parts"), _total_step(spec, interpreted))

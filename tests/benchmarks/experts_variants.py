@@ -175,13 +175,15 @@ def graphs_of(
     operands: Operands,
     kept: list[object],
     routing: str | None = None,
+    *,
+    engine: bool = True,
 ) -> dict[str, torch.cuda.CUDAGraph]:
     """A graph for each contender whose results are right; `kept` gets what the graphs read and write."""
     inputs, weights = operands.of(case, routing)
     kept += inputs
     references = [FAMILY.reference(case.spec, each, weights) for each in inputs[:2]]
     found = {}
-    for name in (*made, "vllm"):
+    for name in (*made, *(["vllm"] if engine else [])):
         try:
             calls: list[Callable[[], torch.Tensor]] = []
             for each in inputs:
@@ -245,20 +247,21 @@ def regrets(
 
 
 class Compilation:
-    """All builds and engine calls of the cases, compiled by processes that use no GPU, in the order of the cases."""
+    """All builds of the contenders, compiled by processes that use no GPU, in the order of the cases."""
 
-    def __init__(self, cases: list[Case], device: Device, processes: int) -> None:
+    def __init__(self, made: Mapping[Case, Mapping[str, Contender]], device: Device, processes: int) -> None:
         self._pool = ProcessPoolExecutor(processes, mp_context=get_context("spawn"))
         self._futures: dict[Build | str, Future[object]] = {}
-        self.made: dict[Case, dict[str, Contender]] = {}
         self._needed: dict[Case, list[Build | str]] = {}
-        for case in cases:
-            self.made[case] = contenders(case, device)
-            builds = [b for own, knobs in self.made[case].values() for b in own.builds(case.spec, knobs, device)]
+        for case, own_made in made.items():
+            builds = [b for own, knobs in own_made.values() for b in own.builds(case.spec, knobs, device)]
             for build in builds:
                 if build not in self._futures:
                     self._futures[build] = self._pool.submit(compile_build, build, device)
             self._needed[case] = [*dict.fromkeys(builds)]
+
+    def engine(self, cases: list[Case], device: Device) -> None:
+        """Compile vLLM's calls too, if vLLM is importable."""
         if engine_moe.unavailable_reason("vllm") is None:
             calls = [(case.spec, published(case)) for case in cases]
             for i in range(4):
@@ -304,7 +307,9 @@ def main() -> None:
     cases = [
         Case(m, d, t) for group in (few, many) for m, d in itertools.product(mixtures, dtypes) for t in group
     ]  # by weights within each group: making them takes longest
-    compilation, rows, lines = Compilation(cases, device, arguments.processes), [], []
+    made = {case: contenders(case, device) for case in cases}
+    compilation, rows, lines = Compilation(made, device, arguments.processes), [], []
+    compilation.engine(cases, device)
     print("mixture dtype tokens: now (which), new (which), vllm in us; now/new, vllm/new")
     for case in cases:
         if time.monotonic() > deadline - 2:
@@ -312,19 +317,17 @@ def main() -> None:
             break
         compilation.wait(case, deadline)
         alive: list[object] = []
-        graphs = graphs_of(case, device, compilation.made[case], operands, alive)
+        graphs = graphs_of(case, device, made[case], operands, alive)
         times = interleaved_us(graphs, routings(case), arguments.rounds)
         del graphs, alive
         for name, us in times.items():
-            knobs = compilation.made[case][name][1] if name != "vllm" else published(case)
+            knobs = made[case][name][1] if name != "vllm" else published(case)
             rows.append([case.mixture, case.dtype, case.tokens, name, f"{us:.3f}", json.dumps(dict(knobs))])
         write(Path(arguments.out) / "experts_variants.csv", rows)
         (now, now_us), (new, new_us), (_, vllm_us) = (best(times, kind) for kind in ("now", "new", "vllm"))
         lines.append((case, now_us, new_us, vllm_us, times.get(table_row(case.tokens), math.nan)))
         if arguments.routings:
-            for routing, fastest, regret in regrets(
-                case, device, compilation.made[case], operands, times, arguments.rounds
-            ):
+            for routing, fastest, regret in regrets(case, device, made[case], operands, times, arguments.rounds):
                 print(f"    {case.mixture} {case.dtype[:5]} {case.tokens} {routing[:12]:12} {regret:.3f} of {fastest}")
         printed = (
             f"{case.mixture:15} {case.dtype[:5]} {case.tokens:4}: {now_us:7.1f} ({now:8}) {new_us:7.1f} ({new:16})"

@@ -45,14 +45,26 @@ def scales_of_w(
     return own.repeat_interleave(128, 0)[:w_rows].repeat_interleave(128, 1)[:, :k]
 
 
+def rows_of_x(step: TmaLaunchStep, given: Mapping[str, torch.Tensor], place: int, rows: int) -> torch.Tensor:
+    """[rows, k] of a block, times their scales: at their places, or gathered from where they are."""
+    if "sources_ptr" not in given:
+        x = given["x"][place : place + rows].float()
+        return x * scales_of_x(step, given, place, rows, x.shape[1])
+    sources = given["sources_ptr"][place : place + rows].long()
+    x = given["x_ptr"][sources].float()
+    if step.constants["SCALES"] == "block":
+        x *= given["x_scale_ptr"][sources].repeat_interleave(int(step.constants["BLOCK_SIZE_K"] or 0), 1)
+    return x
+
+
 def product(step: TmaLaunchStep, given: Mapping[str, torch.Tensor]) -> None:
     """The kernel's product as documented, block by block."""
-    n, w_rows, k = step.integers["N"], step.integers["w_rows"], given["x"].shape[1]
+    n, w_rows = step.integers["N"], step.integers["w_rows"]
     for block in range(int(given["blocks_ptr"])):
         place, rows = block * int(step.constants["BLOCK_SIZE_M"] or 0), int(given["rows_ptr"][block])
         expert = int(given["owners_ptr"][block])
-        x = given["x"][place : place + rows].float() * scales_of_x(step, given, place, rows, k)
-        total = x @ (given["w"][expert].float() * scales_of_w(step, given, expert, w_rows, k)).T
+        x = rows_of_x(step, given, place, rows)
+        total = x @ (given["w"][expert].float() * scales_of_w(step, given, expert, w_rows, x.shape[1])).T
         act = ACTS[str(step.constants["ACTIVATION"])]
         total = act(total[:, :n]) * total[:, n:] if step.constants["GATED"] else act(total)
         if step.tensors["out_scale_ptr"] is not None:  # quantised, by groups of 128 columns

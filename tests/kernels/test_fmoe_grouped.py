@@ -17,6 +17,7 @@ from gemmpipe.launch.build import compile_build
 from gemmpipe.templates.hopper.constraints import hopper_shared_bytes
 
 FUSED: dict[str, Scalar] = {"FUSED_ACT": True}
+GATHERED: dict[str, Scalar] = {"GATHER_ROWS": True}
 HOPPER, KERNEL = arch_device("sm_90"), GroupedExperts()
 
 
@@ -37,6 +38,9 @@ ON_A_CPU = [
     _case((9, 240, 176, 4, 2), "fp8", more=FUSED, key={"q_type": "per_token"}),
     _case((7, 240, 176, 40, 4), "fp8", key={"q_type": "per_token", "doweight_stage1": 1}),
     _case((33, 128, 64, 8, 8), "fp8", away=True),
+    _case((77, 64, 48, 5, 3), more=FUSED | GATHERED),
+    _case((33, 128, 64, 8, 8), "fp8", away=True, more=GATHERED),
+    _case((9, 256, 128, 4, 2), "fp8", more={**FUSED, **GATHERED, "BLOCK_SIZE_N": 256}),
     # 133 pairs in 5 chunks, 195 in 7.
     _case((65, 16, 16, 9, 4), away=True),
     _case((19, 16, 16, 9, 7), away=True, chunks=[64, 32]),
@@ -52,7 +56,7 @@ def matches(interpreter: Interpreter, case: dict[str, object]) -> None:
 
 
 @INTERPRETED
-@pytest.mark.parametrize("case", few(ON_A_CPU, 0, 4, 5, 6, 7, 8, 9, 12))
+@pytest.mark.parametrize("case", few(ON_A_CPU, 0, 4, 5, 6, 7, 8, 9, 11, 13, 15))
 def test_launches_around_the_product_match_the_reference(interpreter: Interpreter, case: dict[str, object]) -> None:
     matches(interpreter, case)
 
@@ -81,6 +85,27 @@ def test_equivalent_knobs_are_one_candidate() -> None:
     assert KERNEL.normalise(spec, apart, HOPPER) == apart
     names = [KERNEL.kernel_name(knobs).split("@")[0] for knobs in (plain, apart)]
     assert names == ["grouped", "grouped_fused_apart"]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "model_dim", "key", "gathers"),
+    [
+        (None, 2048, {}, True),
+        ("fp8", 2048, {}, True),
+        (None, 2048 + 8, {}, False),  # no whole K blocks
+        (None, 2048, {"doweight_stage1": 1}, False),
+        ("fp8", 2048, {"q_type": "per_token"}, False),
+    ],
+)
+def test_rows_are_gathered_where_the_loader_can(
+    dtype: str | None, model_dim: int, key: dict[str, object], gathers: bool
+) -> None:
+    spec = spec_of((64, model_dim, *QWEN[2:]), dtype=dtype, key=key)
+    knobs = KERNEL.normalise(spec, knobs_for(64, 128, 6, spec, **GATHERED), HOPPER)
+    assert ("GATHER_ROWS" in knobs) is gathers
+    assert ("gathered" in KERNEL.kernel_name(knobs)) is gathers
+    names = [step.kernel for step in grouped_launch_steps(spec, knobs, HOPPER, interpreted=False)]
+    assert ("sorted_rows" in names[:-4]) is not gathers
 
 
 @pytest.mark.parametrize(
@@ -190,6 +215,21 @@ def test_compiles_without_a_gpu_within_the_estimate(
     for build in _builds(token, dtype, key, tile):
         (own if build.boxes else others).append(build)
     for build in (*others, *own[:products]):
+        facts = compile_build(build, HOPPER)
+        assert facts.shared_bytes is not None
+        assert facts.shared_bytes <= hopper_shared_bytes(unsplit_knobs(knobs, 1)) <= HOPPER.shared_bytes
+        assert facts.spills is not None
+        assert facts.spills < 16
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("dtype", "tile"), [(None, (128, 256, 4)), ("fp8", (64, 256, 4))])
+def test_gathering_compiles_without_a_gpu_within_the_estimate(dtype: str | None, tile: tuple[int, int, int]) -> None:
+    spec = spec_of((4096, *QWEN[1:]), dtype=dtype)
+    knobs = KERNEL.normalise(spec, knobs_for(*tile, spec, **FUSED, **GATHERED), HOPPER)
+    gathered = [build for build in KERNEL.builds(spec, knobs, HOPPER) if "_gathered:" in build.kernel]
+    assert len(gathered) == 2
+    for build in gathered:
         facts = compile_build(build, HOPPER)
         assert facts.shared_bytes is not None
         assert facts.shared_bytes <= hopper_shared_bytes(unsplit_knobs(knobs, 1)) <= HOPPER.shared_bytes
