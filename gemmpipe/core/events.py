@@ -34,6 +34,8 @@ class Event:
     """With `stage_s`: the factor by which the true time may be shorter or longer."""
     left_s: float | None = None
     """With `progress`: the seconds until the end of the run, where a budget ends it; None: as the work lets expect."""
+    left_range_s: tuple[float, float] | None = None
+    """With `left_s`: the least and the most seconds until the end of the run; None: `left_s` is sure."""
     most_s: float | None = None
     """With `progress`: the seconds until a budget ends the run, if its work does not end before; None: no budget."""
     rest_s: float = 0.0
@@ -65,6 +67,7 @@ class Events:
         stage_s: float | None = None,
         stage_factor: float = 1.0,
         left_s: float | None = None,
+        left_range_s: tuple[float, float] | None = None,
         most_s: float | None = None,
         rest_s: float = 0.0,
         expected_s: float = 0.0,
@@ -82,6 +85,7 @@ class Events:
             stage_s=stage_s,
             stage_factor=stage_factor,
             left_s=left_s,
+            left_range_s=left_range_s,
             most_s=most_s,
             rest_s=rest_s,
             expected_s=expected_s,

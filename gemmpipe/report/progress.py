@@ -73,6 +73,11 @@ class RemainingTime:
         return max((1 - share) * total_s - (now - at), min(now - at, (1 - share) * _MOST_SLOWER * total_s))
 
 
+def _where_apart(least_s: float, most_s: float) -> tuple[float, float] | None:
+    """Both ends of the time that is left, if no number is close to both."""
+    return (max(0.0, least_s), most_s) if most_s > _UNSURE * max(least_s, _ENDING_S) else None
+
+
 class RunProgress:
     """The state of a run, as its events tell it."""
 
@@ -103,6 +108,8 @@ class RunProgress:
         """True if the stage has stated how long its work is expected to take."""
         self._budget_ends: float | None = None
         """When a budget ends the run; None where the work decides."""
+        self._between: tuple[float, float] | None = None
+        """The earliest and the latest end of a run with a budget, where the stage is not sure of it."""
         self._latest_end: float | None = None
         """When a budget ends the run if its work does not end before; None without a budget."""
         self._factor = 1.0
@@ -133,6 +140,8 @@ class RunProgress:
             if self._budget_began is None and (event.left_s is not None or event.most_s is not None):
                 self._budget_began = self.stage_began
             self._budget_ends = now + event.left_s if event.left_s is not None else None
+            least_s, most_s = event.left_range_s or (0.0, 0.0)
+            self._between = (now + least_s, now + most_s) if event.left_range_s is not None else None
             self._latest_end = now + event.most_s if event.most_s is not None else self._latest_end
             self.share = event.share if event.share is not None else self.done / self.total if self.total else None
             if self._remaining is not None and self.share is not None:
@@ -149,7 +158,7 @@ class RunProgress:
         self._of_run_before = self.of_run or 0.0
         self.stage, self.stage_began = stage, now
         self.done, self.total, self.unit, self.share, self.note = 0, 0, "", None, ""
-        self._remaining, self._budget_ends, self._factor = None, None, 1.0
+        self._remaining, self._budget_ends, self._between, self._factor = None, None, None, 1.0
         self._is_expected = False
 
     def left_s(self, now: float) -> float | None:
@@ -168,11 +177,12 @@ class RunProgress:
         """The least and the most seconds until the end of the run; None while `left_s` is sure, or None itself."""
         left_s = self.left_s(now)
         stage_s = self._remaining.left_s(now) if self._remaining is not None else None
+        if self._between is not None and left_s is not None:
+            return _where_apart(self._between[0] - now, self._between[1] - now)
         if left_s is None or stage_s is None or self._budget_ends is not None:
             return None
         stage_s = min(stage_s, left_s) * (1 + self._later)
-        least, most = left_s - (1 - 1 / self._factor) * stage_s, left_s + (self._factor - 1) * stage_s
-        return (least, most) if most > _UNSURE * max(least, _ENDING_S) else None
+        return _where_apart(left_s - (1 - 1 / self._factor) * stage_s, left_s + (self._factor - 1) * stage_s)
 
     def _ends_by_budget(self, now: float) -> bool:
         if self._budget_ends is not None or self._latest_end is None:

@@ -16,7 +16,7 @@ from gemmpipe.executors import BuildResult, JobResult, drain_on_interrupt
 from gemmpipe.stages import POLL_S, Context, Stage
 from gemmpipe.stages.dispatch import DeviceMonitor, dispatch_jobs
 from gemmpipe.stages.finals_cost import ExpectedFinal, FinalsCost, expected_s, expected_times_us
-from gemmpipe.stages.finals_work import BudgetFit, FinalsWork, usual_finals_s
+from gemmpipe.stages.finals_work import BudgetFit, FinalsWork, unsure_factor, usual_finals_s
 from gemmpipe.stages.needed_builds import FinalsBuilds
 from gemmpipe.stages.rows import candidate_of, trial_frame
 
@@ -139,8 +139,7 @@ class Bench(Stage):
                 if fit is not None:
                     fit.leave_late(queue, progress.pending)
                 context.check()
-                left_s = fit.left_s(progress.pending) if fit is not None else None
-                _emit_progress(work, progress.pending, total, context, left_s)
+                _emit_progress(work, fit, progress.pending, total, context)
         if fit is not None and (line := fit.line()):
             context.events.emit("line", line)
         return progress.trials
@@ -169,17 +168,19 @@ def _emit_stage(work: FinalsWork, problems: int, context: Context) -> None:
 
 
 def _emit_progress(
-    work: FinalsWork, pending: Mapping[str, set[Candidate]], total: int, context: Context, left_s: float | None
+    work: FinalsWork, fit: BudgetFit | None, pending: Mapping[str, set[Candidate]], total: int, context: Context
 ) -> None:
-    budget = context.cpu_budget
+    end = fit.run_end(pending) if fit is not None else None
     context.events.emit(
         "progress",
         _text_now(pending, context),
         done=total - len(pending),
         total=total,
         share=work.share(pending),
-        left_s=left_s,
-        most_s=budget.end_s if budget is not None else None,
+        stage_factor=unsure_factor(len(pending)) if context.device.kind == "cpu" else 1.0,
+        left_s=end.left_s if end is not None else None,
+        left_range_s=end.range_s if end is not None else None,
+        most_s=fit.most_s(pending) if fit is not None else None,
     )
 
 

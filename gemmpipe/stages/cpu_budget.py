@@ -21,8 +21,21 @@ _SEARCH_SHARE = 0.5  # of the time for the finals, which the last search of a sc
 _FINALS_TRIALS = 8  # launches that take as long as the finals of one finalist: the reference, its check, samples
 SHORT_S = 1.0  # shorter searches are not cut short, nor are shorter finals of the first problem
 _JOB_S = 1.0  # of trials that a worker gets at once
+_LATE_SHARE = 0.05  # of the budget: jobs that have begun before its end may take so much longer (0.02 to 0.05 in runs)
+_AT_THE_END = 0.8  # of runs with another pass: those that end with the budget, not with a pass before
+_LEAST_PASS_S = 0.1
+_EXPECTED_S = 5.0  # the expected time of finals counts like so many seconds of them
 if TYPE_CHECKING:
     from gemmpipe.stages.screen.state import Bounds
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunEnd:
+    """The end of a run with a budget, in seconds from now."""
+
+    left_s: float
+    range_s: tuple[float, float] | None = None
+    """The least and the most seconds; None: they are not known."""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -39,12 +52,16 @@ class CpuBudget:
     """Passes that have begun."""
     _screening_began: float = 0.0
     """Of the latest screening, on the monotonic clock."""
-    _screening_s: float = 0.0
+    screening_s: float = 0.0
+    """The time for the latest screening."""
     kept_share: float = 0.0
     """The share of the time for finals that is kept for a stage after them."""
     _finals_end: float = math.inf
     pace_s: float = math.inf
     """The best pace of this run's screening: seconds of a launch over the relative work of its problem."""
+    _finals_expected_s: float = 0.0
+    _finals_spent_s: float = 0.0
+    """Of the finals of all passes that are done."""
     bounds: "Bounds | None" = None
     """The times of all passes: screening excludes candidates by their times at fewer rows."""
 
@@ -81,12 +98,12 @@ class CpuBudget:
     def begin_screening(self) -> None:
         """Set the end of the screening that begins now; it leaves time for the finals."""
         self._screening_began = time.monotonic()
-        self._screening_s = _SCREEN_SHARE * max(0.0, self.remaining_s)
+        self.screening_s = _SCREEN_SHARE * max(0.0, self.remaining_s)
 
     @property
     def screening_ends_at(self) -> float:
         """The end of the latest screening, on the monotonic clock."""
-        return max(self._screening_began, self.begins_at) + self._screening_s
+        return max(self._screening_began, self.begins_at) + self.screening_s
 
     @property
     def ends_without_result(self) -> bool:
@@ -117,9 +134,38 @@ class CpuBudget:
         """Seconds until the end of the budget, as events state it; 0 after it."""
         return max(0.0, self.remaining_s)
 
-    def expects_pass(self, finals_s: float) -> bool:
-        """True if another pass begins after these finals, of which so much is left."""
-        return bool(self.left) and self.remaining_s - finals_s > _LEAST_SHARE * self.limit_s
+    def take_finals(self, expected_s: float, spent_s: float) -> None:
+        """Take the time of finals that are done."""
+        self._finals_expected_s += expected_s
+        self._finals_spent_s += spent_s
+
+    @property
+    def finals_pace(self) -> float:
+        """The time of finals over the expected one, of those that are done; other processes make it longer."""
+        return (_EXPECTED_S + self._finals_spent_s) / (_EXPECTED_S + self._finals_expected_s)
+
+    def run_end(self, pass_s: float, factor: float, later_s: float = math.inf) -> RunEnd:
+        """The end of a run with problems left, whose pass is expected to end in `pass_s`, by `factor` more or less.
+
+        `later_s`: of the passes after it. If the pass ends early enough, another one begins, and the run ends with the
+        budget, or with a pass that leaves no time for another. The number is a mean of the earliest and the latest end,
+        as close to each as it is probable.
+        """
+        pass_s = max(_LEAST_PASS_S, pass_s)
+        most_s = max(pass_s, min(self.end_s, pass_s + later_s))
+        last_s = self.end_s - _LEAST_SHARE * self.limit_s  # a pass that ends later is the last one
+        if most_s < last_s:
+            return RunEnd(left_s=most_s)
+        another = math.log(factor * last_s / pass_s) / (2 * math.log(factor)) if last_s > 0 else 0.0
+        another = min(max(0.0, another), 1.0)
+        late_s = most_s + _LATE_SHARE * self.limit_s
+        # After this pass, another one takes at least the time for its screening.
+        least_s = max(pass_s / factor, last_s, _SCREEN_SHARE * most_s if another == 1 else 0.0)
+        ends_s, at_the_end = max(pass_s, last_s, least_s), _AT_THE_END * another
+        return RunEnd(
+            left_s=1 / ((1 - at_the_end) / ends_s + at_the_end / most_s),
+            range_s=(least_s, late_s if another else min(factor * pass_s, late_s)),
+        )
 
     @property
     def ends_run(self) -> bool:

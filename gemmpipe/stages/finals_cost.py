@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from gemmpipe.bench.jobs import LONG_LAUNCH_US
 from gemmpipe.bench.timer import Timer
 from gemmpipe.core.data import Device, Problem, median
 from gemmpipe.family import Family, GemmSpec
@@ -38,27 +39,35 @@ of the others."""
 _FIRST_US, _BYTES_PER_S, _OPS_PER_S = 5.0, 2e12, 4e14
 """The time of a launch of which nothing is known but its product, as a usual path of a library takes it."""
 
-_CPU_CHECK_S, _MIN_SAMPLE_US, _USUAL_ROUNDS, _CALL_LAUNCHES = 0.05, 500.0, 8, 5
-"""On a CPU: the time of a finalist's check, the shortest sample, the usual number of rounds, and the launches of a call
-that is checked and prepared."""
-_CPU_SETUP_S, _CPU_WEIGHTS_PER_S, _CPU_REFERENCE_PER_S, _CPU_PER_S = 0.2, 1.2e8, 1.5e10, 1e10
-"""On a CPU: the seconds of a problem's operands and reference, and in a second the elements of a weight, the
-multiplications of the reference and those of a usual candidate. Finals of 322 problems in 25 runs (2 cores of a server
-CPU, 2026-11-25 and 26) take 0.8 to 1.2 of the sum on an idle machine, up to 2 of it where others use both cores."""
+_MIN_SAMPLE_US, _USUAL_ROUNDS, _CALL_LAUNCHES = 500.0, 8, 5
+"""On a CPU: the shortest sample, the usual number of rounds, and the launches of a call that is checked and prepared.
+"""
+_CPU_FINALIST_S, _CPU_CHECK_LAUNCHES, _CPU_LAUNCH = 0.01, 7, 0.9
+"""On a CPU: the seconds of a finalist without its launches, those before its rounds, and the factor on the time that
+screening found. A candidate of 20 ms and more (`LONG_LAUNCH_US`) is launched once before them: its first round."""
+_CPU_SETUP_S, _CPU_WEIGHTS_PER_S, _CPU_WEIGHTS_PER_S_EXPERTS, _CPU_REFERENCE_PER_S = 0.03, 1.37e8, 6e8, 8e10
+_CPU_PER_S = 1e10
+"""On a CPU: the seconds of a problem's reference, and in a second the elements of a weight that it converts, those of
+experts, of which it converts some, its multiplications, and those of a usual candidate. Operands are there from the
+screening. Fitted to the finals of 60 problems in nine runs (2 cores of a server CPU, another process on one of them at
+times, 2026-11-26): eight of ten problems take 0.55 to 1.8 of the sum, all of a run 0.6 to 1.6."""
 _CPU_WEIGHT_ROWS = 32  # rows of a product that take as long as reading its weight
 
 
 def cpu_setup_s(family: Family, spec: GemmSpec) -> float:
     """The seconds of a problem's operands and reference on a CPU."""
-    return _CPU_SETUP_S + spec.weight_elements / _CPU_WEIGHTS_PER_S + family.flops(spec) / 2 / _CPU_REFERENCE_PER_S
+    per_s = _CPU_WEIGHTS_PER_S if spec.experts is None else _CPU_WEIGHTS_PER_S_EXPERTS
+    return _CPU_SETUP_S + spec.weight_elements / per_s + family.flops(spec) / 2 / _CPU_REFERENCE_PER_S
 
 
 def cpu_finalist_s(time_us: float, timer: Timer, orders: int, *, all_rounds: bool = False) -> float:
     """The seconds of a finalist on a CPU: its check, and the rounds in each memory order."""
     sample_us = max(time_us, _MIN_SAMPLE_US)
-    rounds = timer.rounds_for(sample_us, 1)
+    rounds = timer.rounds_for(orders * sample_us, 1)
     rounds = rounds if all_rounds else min(rounds, _USUAL_ROUNDS)
-    return _CPU_CHECK_S + orders * _SHARE_OF_ROUNDS * rounds * sample_us / 1e6
+    before = 1 if time_us >= LONG_LAUNCH_US else _CPU_CHECK_LAUNCHES
+    rounds -= before == 1
+    return _CPU_FINALIST_S + orders * _CPU_LAUNCH * (before * time_us + _SHARE_OF_ROUNDS * rounds * sample_us) / 1e6
 
 
 @dataclass(frozen=True, kw_only=True)

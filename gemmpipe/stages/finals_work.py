@@ -4,6 +4,8 @@ A job runs to its end once a worker has it, and finals of a large product on a C
 budget. Such a job is shortened to the finalists that fit before it is sent, or left for the next run.
 """
 
+import math
+import time
 from collections import Counter
 from collections.abc import Collection, Hashable, Mapping, MutableMapping, MutableSequence, Sequence
 from dataclasses import replace
@@ -14,7 +16,7 @@ from gemmpipe.bench.timer import Timer
 from gemmpipe.core.data import Candidate
 from gemmpipe.core.events import counted, verb
 from gemmpipe.stages import Context
-from gemmpipe.stages.cpu_budget import SHORT_S, CpuBudget
+from gemmpipe.stages.cpu_budget import SHORT_S, CpuBudget, RunEnd
 from gemmpipe.stages.finals_cost import FinalsCost, cpu_finalist_s
 
 if TYPE_CHECKING:
@@ -94,8 +96,17 @@ def _time_us(cell: object, otherwise: float | None) -> float | None:
 _USUAL_FINALISTS = 3
 """The usual number on a CPU: the best of each library, with and without more memory for weights, and close ones (3.0 to
 3.8 a problem in six runs, of which one leaves the race after a round; 2026-11)."""
+_UNSURE = 0.7
+"""On a CPU the finals take as long as expected within a factor of 1 + this / sqrt(problems), at most times."""
+_LATE, _ROUNDING_S = 0.1, 1e-6
+"""The share of the time of open finals that is left while a result is late."""
 _USUAL_S = 0.6
 """The usual time of a problem's finals on a CPU with short launches: checks take longer than rounds."""
+
+
+def unsure_factor(problems: int) -> float:
+    """The factor by which the finals of so many problems may be shorter or longer on a CPU."""
+    return 1 + _UNSURE / math.sqrt(max(1, problems))
 
 
 def usual_finals_s(times_us: Sequence[float], setup_s: float = 0.0, orders: int = 1) -> float:
@@ -115,6 +126,10 @@ class BudgetFit:
     ) -> None:
         self._budget, self._work, self._context = budget, work, context
         self._has_begun = budget.passes > 1
+        self._running = ""
+        """The id of the problem that is timed."""
+        self._done_s, self._done_at = 0.0, time.monotonic()
+        """The expected time of the finals that are done, and when the last one was."""
         self._left_out: Counter[str] = Counter()
         """Finalists that were left out, by problem id."""
         self._extra_bytes: dict[tuple[str, str], int] = {}
@@ -138,7 +153,7 @@ class BudgetFit:
             job, problem = queue[0], queue[0].problem.id
             kept = self._within_budget(job, libraries.get(problem, ()))
             if kept:
-                self._has_begun = True
+                self._has_begun, self._running = True, problem
                 self._shorten(queue, kept, pending)
                 return
             del queue[0]
@@ -195,16 +210,32 @@ class BudgetFit:
         self._work.leave_problem(problem, pending.pop(problem))
         self._budget.left.add(problem)
 
-    def left_s(self, pending: Mapping[str, Collection[Candidate]]) -> float | None:
-        """Seconds until the end of a run that has problems left for another pass; None if these are the last finals.
+    def run_end(self, pending: Mapping[str, Collection[Candidate]]) -> RunEnd | None:
+        """The end of a run that has problems left; None if it has none. `pending`: the open finalists.
 
-        They take as long as those of this pass, or until the end of the budget. `pending`: the open finalists.
+        The problems that are left take as long as those of this pass.
         """
-        budget, finals_s = self._budget, self._work.left_s(pending)
-        if not budget.expects_pass(finals_s):
+        if not self._budget.left:
             return None
-        done = max(1, len(self._context.problems) - len(budget.left))
-        return min(budget.end_s, finals_s + len(budget.left) * (budget.spent_s + finals_s) / done)
+        finals_s, spent_s = min(self._left_s(pending), self.most_s(pending)), self._budget.spent_s
+        done = max(1, len(self._context.problems) - len(self._budget.left))
+        later_s = len(self._budget.left) * (spent_s + finals_s) / done
+        return self._budget.run_end(finals_s, unsure_factor(len(pending)), later_s)
+
+    def most_s(self, pending: Mapping[str, Collection[Candidate]]) -> float:
+        """Seconds until the budget ends the finals: what has begun before its end is finished."""
+        running = {name: candidates for name, candidates in pending.items() if name == self._running}
+        return max(self._budget.end_s, self._left_s(pending, self._work.left_s(running)))
+
+    def _left_s(self, pending: Mapping[str, Collection[Candidate]], expected_s: float | None = None) -> float:
+        """Seconds of the open finals, or of those with this expected time, at the pace of the finals so far."""
+        now, open_s = time.monotonic(), self._work.left_s(pending)
+        done_s = self._work.total_s - open_s
+        if done_s > self._done_s + _ROUNDING_S:
+            self._budget.take_finals(done_s - self._done_s, now - self._done_at)
+            self._done_s, self._done_at = done_s, now
+        left_s = self._budget.finals_pace * (open_s if expected_s is None else expected_s)
+        return max(_LATE * left_s, left_s - (now - self._done_at))
 
     def line(self) -> str:
         """The line about finalists that were left out of the finals; empty if there are none."""

@@ -2,6 +2,7 @@
 
 import json
 import lzma
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -123,6 +124,23 @@ def test_a_stage_that_is_not_sure_states_the_least_and_the_most() -> None:
     progress.take(Event(kind="progress", share=0.6, stage_s=20.0, stage_factor=1.3), 22.0)
     assert progress.range_s(22.0) is None, "one number is near enough to both ends"
     assert progress.left_text(22.0) == "about 25 s left"
+
+
+def test_a_budget_that_may_end_the_run_states_both_ends() -> None:
+    """On a CPU, while another pass may begin after this one."""
+    progress = RunProgress(0.0)
+    progress.take(Event(kind="step", text="bench", done=3, total=6), 0.0)
+    progress.take(Event(kind="stage", text="bench", total=5), 0.0)
+    event = Event(kind="progress", done=2, total=5, share=0.4, left_s=10.0, left_range_s=(7.0, 19.0), most_s=16.0)
+    progress.take(event, 44.0)
+    assert progress.left_s(46.0) == 8.0
+    assert progress.range_s(46.0) == (5.0, 17.0), "they count down"
+    assert progress.left_text(46.0) == "5 to 17 s left"
+    progress.take(replace(event, left_range_s=(12.0, 19.0)), 46.0)
+    assert progress.range_s(46.0) is None, "one number is near enough to both ends"
+    progress.take(replace(event, left_range_s=None, left_s=16.0), 47.0)
+    assert progress.range_s(47.0) is None
+    assert progress.left_text(47.0) == "about 16 s left"
 
 
 def test_the_time_left_counts_down_between_results() -> None:

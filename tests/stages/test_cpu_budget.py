@@ -5,7 +5,7 @@ import pytest
 from gemmpipe.core.data import Problem
 from gemmpipe.family import load_family
 from gemmpipe.stages import cpu_budget
-from gemmpipe.stages.cpu_budget import CpuBudget, left_line, trials_at_once, tuning_order
+from gemmpipe.stages.cpu_budget import CpuBudget, RunEnd, left_line, trials_at_once, tuning_order
 
 pytestmark = pytest.mark.unit
 
@@ -69,18 +69,38 @@ def test_a_run_without_a_result_in_much_of_its_time_takes_all_of_it(monkeypatch:
     assert budget.ends_without_result
 
 
-def test_another_pass_is_expected_only_with_problems_and_time_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pass_that_may_be_the_last_one_states_both_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """6.5 s were stated of 16.7: the finals were over in time for another pass."""
     now = [100.0]
     monkeypatch.setattr(cpu_budget.time, "monotonic", lambda: now[0])
     budget = CpuBudget(limit_s=60.0, began=now[0])
-    assert budget.end_s == 60
-    now[0] = 120.0
-    assert not budget.expects_pass(10.0), "no problem is left"
-    budget.left.add("a problem")
-    assert budget.expects_pass(10.0)
-    assert not budget.expects_pass(35.0), "5 s are no pass"
+    first = budget.run_end(10.0, 1.5)
+    assert first.range_s == pytest.approx((51.0, 63.0)), "no pass begins after 51 s; what has begun ends late"
+    assert 51 < first.left_s < 60
+    assert budget.run_end(10.0, 1.5, later_s=20.0) == RunEnd(left_s=30.0), "the problems that are left end it"
+    now[0] = 144.0
+    early, late = budget.run_end(6.0, 1.5), budget.run_end(8.0, 1.5)
+    assert early.range_s == late.range_s == pytest.approx((7.0, 19.0)), "an end of this pass, or of the budget"
+    assert 7 < late.left_s < early.left_s < budget.run_end(1.0, 1.5).left_s < 16
+    last = budget.run_end(12.0, 1.5)
+    assert last.left_s == pytest.approx(12.0)
+    assert last.range_s == pytest.approx((8.0, 18.0)), "the last pass for sure: its own end"
+    now[0] = 150.0
+    assert budget.run_end(0.5, 1.5).range_s == pytest.approx((4.0, 13.0)), "a pass screens for 0.4 of the time"
+    now[0] = 156.0
+    assert budget.run_end(2.0, 1.5).left_s == pytest.approx(2.0), "no time for another one"
     now[0] = 170.0
     assert budget.end_s == 0.0
+    assert budget.run_end(3.0, 1.5).left_s == pytest.approx(3.0), "what has begun is finished"
+
+
+def test_finals_so_far_correct_the_time_of_those_that_follow() -> None:
+    budget = CpuBudget(limit_s=60.0)
+    assert budget.finals_pace == 1.0
+    budget.take_finals(expected_s=1.0, spent_s=2.0)
+    assert 1.0 < budget.finals_pace < 1.5, "one result says little"
+    budget.take_finals(expected_s=100.0, spent_s=200.0)
+    assert budget.finals_pace == pytest.approx(2.0, rel=0.05)
 
 
 def test_a_long_search_ends_in_time_for_its_finals_and_a_short_one_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -47,10 +47,11 @@ def test_on_a_cpu_finals_cost_their_launches_and_the_reference(blockscale: Famil
         FinalsCost(family=blockscale, spec=blockscale.spec(_problem(blockscale, m)), timer=TIMER, device=cpu)
         for m in (1, 2048)
     )
-    assert small.setup_s < 0.5 < 2 < large.setup_s, "34e9 multiplications in the reference"
+    assert 2 * small.setup_s < large.setup_s, "34e9 multiplications in the reference"
     orders = len(small.spec.x_scale_orders)
-    assert 2 < small.finalist_s(1e6) / orders < 3, "three rounds, of which slower candidates do not run all"
+    assert 2 < small.finalist_s(1e6) / orders < 3, "the check is one of three rounds; slower candidates leave early"
     assert small.finalist_s(1000.0) < 0.1
+    assert small.finalist_s(15e3) > 0.6 * small.finalist_s(25e3), "a short launch is repeated before its rounds"
     assert replace(small, all_rounds=True).finalist_s(1000.0) > 2 * small.finalist_s(1000.0), "an entry of a comparison"
     assert large.finalist_s(None) > 10 * small.finalist_s(None)
     assert large.call_s(1e6) == pytest.approx(large.setup_s + len(large.spec.x_scale_orders) * 11), (

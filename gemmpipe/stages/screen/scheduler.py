@@ -117,6 +117,10 @@ class Scheduler:
         """The expected time of all problems' finals on a CPU in seconds, estimated from the trials so far."""
         return self._work.finals_s(self._states.values())
 
+    def screened_finals_s(self) -> float:
+        """The same of the problems with a time."""
+        return self._work.screened_finals_s(self._states.values())
+
     def fastest_us(self) -> dict[str, float]:
         """By problem id, the time of its fastest candidate so far, in us; infinite if its search found none."""
         return {n: state.least_us for n, state in self._states.items() if state.timed_count or state.finished}

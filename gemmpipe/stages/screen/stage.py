@@ -15,6 +15,7 @@ from gemmpipe.core.events import counted, verb
 from gemmpipe.executors import drain_on_interrupt
 from gemmpipe.search import TrialRequest
 from gemmpipe.stages import POLL_S, Context, Stage
+from gemmpipe.stages.cpu_budget import CpuBudget, RunEnd
 from gemmpipe.stages.finals_work import usual_finals_s
 from gemmpipe.stages.history import TrialCache
 from gemmpipe.stages.needed_builds import compile_ahead
@@ -32,10 +33,14 @@ from gemmpipe.stages.screen.shortlist import (
     shortlist,
 )
 from gemmpipe.stages.screen.state import Bounds, ProblemState
-from gemmpipe.stages.screen.work import WorkEstimate, relative_work
+from gemmpipe.stages.screen.work import ScreenWork, WorkEstimate, relative_work
 
 if TYPE_CHECKING:
     import pandas as pd
+
+_CPU_START_S = 3.5  # until a worker is ready, while no other process uses the CPU
+_PASS_FACTOR = 1.5  # by which a pass may be shorter or longer, as its screening lets expect
+_LEAST_SCREENED = 0.1  # of the time for screening, from whose finals those of all are estimated
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +80,7 @@ class Screen(Stage):
         ahead = partial(self._compile_ahead, context=context)
         scheduler = Scheduler(context, search_pool, self.timer, bounds, work, _deadline(context), ahead)
         rest_s = context.finals_s({}, self.keep) if context.finals_s is not None else 0.0
-        context.events.emit("stage", "screen", unit="trials", rest_s=rest_s)
+        context.events.emit("stage", "screen", unit="trials", rest_s=rest_s, expected_s=_expected_s(work, context))
         budget_s = context.cpu_budget.end_s if context.cpu_budget is not None else None
         context.events.emit("progress", "listing configurations", most_s=budget_s)  # seconds, before any trial
         started_at = time.monotonic()
@@ -107,16 +112,15 @@ class Screen(Stage):
             return
         problems = f"{scheduler.finished_count} of {counted(len(context.problems), 'problem')} done"
         text = f"{context.family.size_text(now.problem)}, {problems}" if now is not None else problems
-        budget, left_s, most_s = context.cpu_budget, None, None
-        if budget is not None:
-            most_s = budget.end_s
-            left_s = most_s if not work.share and budget.ends_without_result else None
+        budget = context.cpu_budget
+        end = _run_end(work, scheduler, budget) if budget is not None else None
         if context.finals_s is not None:
             context.events.emit("rest", rest_s=context.finals_s(scheduler.fastest_us(), self.keep))
         elif context.device.kind == "cpu":
             # There finals take as long as the launches of large products; at first, as usual.
             usual_s = usual_finals_s(()) * len(context.problems)
-            context.events.emit("rest", rest_s=scheduler.finals_s() - usual_s)
+            pace = budget.finals_pace if budget is not None else 1.0
+            context.events.emit("rest", rest_s=pace * scheduler.finals_s() - usual_s)
         context.events.emit(
             "progress",
             text,
@@ -125,8 +129,9 @@ class Screen(Stage):
             share=work.share,
             stage_s=work.left_s,
             stage_factor=work.left_factor,
-            left_s=left_s,
-            most_s=most_s,
+            left_s=end.left_s if end is not None else None,
+            left_range_s=end.range_s if end is not None else None,
+            most_s=budget.end_s if budget is not None else None,
         )
 
     def _start_searches(
@@ -227,6 +232,28 @@ class Screen(Stage):
             for problem_id, leading in leaders.items():
                 kept[problem_id].update(dict.fromkeys(leading))
         return {problem_id: list(chosen) for problem_id, chosen in kept.items()}
+
+
+def _expected_s(work: WorkEstimate, context: Context) -> float:
+    """The expected seconds before any result, of the first pass; of later ones the budget tells the end."""
+    if context.cpu_budget is not None and context.cpu_budget.passes > 1:
+        return 0.0
+    starts = any(usage.ready_at is None for usage in context.pool.usage()[1:])
+    return work.expected_s + _CPU_START_S * starts if work.expected_s else 0.0
+
+
+def _run_end(work: ScreenWork, scheduler: Scheduler, budget: CpuBudget) -> RunEnd | None:
+    """The end of a run with more problems than its budget has time for; None while this is not known."""
+    if not work.share:
+        return RunEnd(left_s=budget.end_s) if budget.ends_without_result else None
+    if work.left_s is None or (not budget.left and work.left_s + scheduler.finals_s() < budget.remaining_s):
+        return None
+    now = time.monotonic()
+    screening_s = min(work.left_s, max(0.0, budget.screening_ends_at - now))
+    # Problems that follow are like those so far.
+    share = budget.screening_s / max(budget.screening_s - screening_s, _LEAST_SCREENED * budget.screening_s)
+    finals_s = budget.finals_pace * scheduler.screened_finals_s() * max(1.0, share)
+    return budget.run_end(screening_s + finals_s, _PASS_FACTOR)
 
 
 def _parts(context: Context, work: WorkEstimate, states: Collection[ProblemState]) -> Iterator[list[Problem]]:

@@ -15,7 +15,7 @@ from gemmpipe.core.data import Device, Problem, median
 from gemmpipe.family import Family, GemmSpec
 from gemmpipe.search import Search
 from gemmpipe.stages.finals_cost import cpu_setup_s
-from gemmpipe.stages.finals_work import usual_finals_s
+from gemmpipe.stages.finals_work import unsure_factor, usual_finals_s
 from gemmpipe.stages.screen.state import ProblemState
 
 _GPU_OPS = 4e10
@@ -25,6 +25,10 @@ and 4e13/s, two launches), and a core of a server CPU (seven launches at 5e10/s)
 _GPU_OVERHEAD_US, _CPU_OVERHEAD_US = 800.0, 20000.0
 """The overhead of a trial: loading, first launch, messages (H200, 2026-11). On a CPU, where trials run one by one, it
 is measured as soon as possible (20 to 200 ms depending on load, 2 cores of a server CPU, 2026-11)."""
+_CPU_TRIALS, _CPU_TRIAL_S, _CPU_LAUNCH_OPS_PER_S, _CPU_WEIGHTS_PER_S = 4, 0.15, 2.5e10, 5e7
+"""On a CPU, before any result: the trials of a problem, the seconds of one without its launches, and in a second the
+multiplications of its launches, which count once, and the elements of a weight that is made and prepared (2 cores of a
+server CPU, 2026-11)."""
 _CPU_WEIGHT_ROWS = 32
 """Rows of a product on a CPU that take as long as reading or converting its weight."""
 _BUILDS_PER_SQRT = 5.0
@@ -85,7 +89,8 @@ class WorkEstimate:
     ) -> None:
         """`keep`: the number of finalists."""
         self._search, self._keep = search, keep
-        specs = {p.id: family.spec(p) for p in problems}
+        self._family, self._specs = family, [(p, family.spec(p)) for p in problems]
+        specs = {p.id: spec for p, spec in self._specs}
         self._relative = {name: relative_work(spec, device) for name, spec in specs.items()}
         """By problem id, the time of one trial before any is timed."""
         self._finals = {name: (cpu_setup_s(family, spec), len(spec.x_scale_orders)) for name, spec in specs.items()}
@@ -155,7 +160,8 @@ class WorkEstimate:
         expected += round(typical * len(unlisted))
         share = done / (done + remaining) if done + remaining else 0.0
         is_timed = self._is_cpu and any(state.timed_count >= _MIN_TIMED for state in states)
-        left_s, factor = remaining / 1e6 if is_timed else None, 1.0
+        left_s = remaining / 1e6 if is_timed else None
+        factor = unsure_factor(len(self._specs)) if self._is_cpu else 1.0
         if searching and requested:
             asked = sum(state.result_count + state.pending for state in states)
             builds = min(1.0, built / _expected_builds(requested, asked, expected))
@@ -181,11 +187,25 @@ class WorkEstimate:
 
     def finals_s(self, states: Collection[ProblemState]) -> float:
         """The expected seconds of the problems' finals on a CPU; problems without a time count at the best pace."""
-        times_us = {s.problem.id: s.times_us for s in states if s.times_us}
+        times_us, names = {s.problem.id: s.times_us for s in states if s.times_us}, self._finals
         pace_us = 1e6 * self.pace_s(states)
         others = {} if math.isinf(pace_us) else {name: [pace_us * work] * 2 for name, work in self._relative.items()}
         known = {name: times_us.get(name, others.get(name, ())) for name in self._finals}
-        return sum(usual_finals_s(known[name], setup_s, orders) for name, (setup_s, orders) in self._finals.items())
+        return sum(usual_finals_s(known[name], *names[name]) for name in names)
+
+    def screened_finals_s(self, states: Collection[ProblemState]) -> float:
+        """The expected seconds of the finals on a CPU of the problems with a time."""
+        return sum(usual_finals_s(s.times_us, *self._finals[s.problem.id]) for s in states if s.times_us)
+
+    @property
+    def expected_s(self) -> float:
+        """The expected seconds of screening on a CPU before any result, from the products alone; 0 on a GPU."""
+        if not self._is_cpu:
+            return 0.0
+        weights = {problem.shape_group: spec.weight_elements for problem, spec in self._specs}
+        launches_s = sum(self._family.flops(spec) / 2 for _, spec in self._specs) / _CPU_LAUNCH_OPS_PER_S
+        trials_s = _CPU_TRIALS * (len(self._specs) * _CPU_TRIAL_S + launches_s)
+        return sum(weights.values()) / _CPU_WEIGHTS_PER_S + trials_s
 
     def _left_s(self, share: float, builds: float, begun: int, now: float) -> float | None:
         """The seconds that are left, from the share of the trials' work and that of the builds; None before any build.
@@ -210,7 +230,7 @@ class WorkEstimate:
         """Update the overhead per trial with new results: the time without launches, as one trial runs at a time.
 
         It counts from the first results of the second problem on, as the worker loads each library with the first one;
-        until then from the first results.
+        until then from the first results, beside a usual overhead.
         """
         results, launches_us = sum(s.result_count for s in states), sum(s.timed_us for s in states)
         if results == self._results:
@@ -223,7 +243,9 @@ class WorkEstimate:
         first, results_before, us_before = self._first
         if results - results_before >= _MIN_TIMED:
             spent_us = 1e6 * (now - first) - (launches_us - us_before)
-            self._overhead_us = max(0.0, spent_us) / (results - results_before)
+            overhead_us = max(1.0, spent_us) / (results - results_before)
+            # The first problem's trials wait for libraries that load, more or less than a usual overhead.
+            self._overhead_us = overhead_us if begun > 1 else math.sqrt(1e6 * _CPU_TRIAL_S * overhead_us)
 
     def _weights(self, states: Collection[ProblemState]) -> dict[str, float]:
         """By problem id, the mean time of its trials; where none is timed yet, in proportion to the others."""
