@@ -10,6 +10,7 @@ _MIN_GAIN, _MIN_FIRST = 0.01, 0.1
 """Of a stage's work, the part after the first result from which on the rate is known, and that of a first result which
 is a rate by itself, with the time in which processes start."""
 _MOST_SLOWER = 3.0  # times the rate so far, as which the work that is left is taken while a result is late
+_LATE = 0.5  # of the time since the last result, that is left at least, where the times of results are expected
 _ALL_DONE = 0.99
 _UNSURE = 1.75  # the most over the least time left, from which on both are stated: no number is within 30 % of both
 _ENDING_S = 0.5  # an estimate below it says nothing
@@ -70,7 +71,9 @@ class RemainingTime:
         if share >= 1:
             return 0.0
         # A result that takes longer than all that was left shows that the rate is of shorter work.
-        return max((1 - share) * total_s - (now - at), min(now - at, (1 - share) * _MOST_SLOWER * total_s))
+        late = _LATE if self._stated_s is not None or self._expected_s else 1.0
+        late_s = min(late * (now - at), (1 - share) * _MOST_SLOWER * total_s)
+        return max((1 - share) * total_s - (now - at), late_s)
 
 
 def _where_apart(least_s: float, most_s: float) -> tuple[float, float] | None:
@@ -207,7 +210,7 @@ class RunProgress:
     def _expected_s(self, stated_s: float, now: float) -> float:
         """The seconds that a stage is expected to take: the mean of what it states and of what was expected before."""
         before_s = self._expected_end - now if self._expected_end is not None else 0.0
-        if not stated_s or before_s <= 0:
+        if not stated_s or before_s <= 0 or self._is_limited:  # by a budget, which tells nothing of the work
             return stated_s
         return stated_s * (1 + before_s / self._with_later_s(stated_s, now)) / 2
 

@@ -21,10 +21,10 @@ _SEARCH_SHARE = 0.5  # of the time for the finals, which the last search of a sc
 _FINALS_TRIALS = 8  # launches that take as long as the finals of one finalist: the reference, its check, samples
 SHORT_S = 1.0  # shorter searches are not cut short, nor are shorter finals of the first problem
 _JOB_S = 1.0  # of trials that a worker gets at once
-_LATE_SHARE = 0.05  # of the budget: jobs that have begun before its end may take so much longer (0.02 to 0.05 in runs)
+_LATE_SHARE = 0.025  # of the budget, by which a run ends after it: what has begun is finished (0.02 to 0.07, 2026-11)
 _AT_THE_END = 0.8  # of runs with another pass: those that end with the budget, not with a pass before
 _LEAST_PASS_S = 0.1
-_EXPECTED_S = 5.0  # the expected time of finals counts like so many seconds of them
+_EXPECTED_S = 3.0  # the expected time of finals counts like so many seconds of them
 if TYPE_CHECKING:
     from gemmpipe.stages.screen.state import Bounds
 
@@ -144,6 +144,11 @@ class CpuBudget:
         """The time of finals over the expected one, of those that are done; other processes make it longer."""
         return (_EXPECTED_S + self._finals_spent_s) / (_EXPECTED_S + self._finals_expected_s)
 
+    @property
+    def usually_late_s(self) -> float:
+        """Seconds by which a run that uses all of its budget usually ends later."""
+        return _LATE_SHARE * self.limit_s
+
     def run_end(self, pass_s: float, factor: float, later_s: float = math.inf) -> RunEnd:
         """The end of a run with problems left, whose pass is expected to end in `pass_s`, by `factor` more or less.
 
@@ -152,13 +157,13 @@ class CpuBudget:
         as close to each as it is probable.
         """
         pass_s = max(_LEAST_PASS_S, pass_s)
-        most_s = max(pass_s, min(self.end_s, pass_s + later_s))
+        most_s = max(pass_s, min(self.end_s + self.usually_late_s, pass_s + later_s))
         last_s = self.end_s - _LEAST_SHARE * self.limit_s  # a pass that ends later is the last one
         if most_s < last_s:
             return RunEnd(left_s=most_s)
         another = math.log(factor * last_s / pass_s) / (2 * math.log(factor)) if last_s > 0 else 0.0
         another = min(max(0.0, another), 1.0)
-        late_s = most_s + _LATE_SHARE * self.limit_s
+        late_s = most_s + self.usually_late_s
         # After this pass, another one takes at least the time for its screening.
         least_s = max(pass_s / factor, last_s, _SCREEN_SHARE * most_s if another == 1 else 0.0)
         ends_s, at_the_end = max(pass_s, last_s, least_s), _AT_THE_END * another

@@ -93,13 +93,10 @@ def _time_us(cell: object, otherwise: float | None) -> float | None:
     return float(cell) if isinstance(cell, int | float) and cell == cell else otherwise
 
 
-_USUAL_FINALISTS = 3
-"""The usual number on a CPU: the best of each library, with and without more memory for weights, and close ones (3.0 to
-3.8 a problem in six runs, of which one leaves the race after a round; 2026-11)."""
 _UNSURE = 0.7
 """On a CPU the finals take as long as expected within a factor of 1 + this / sqrt(problems), at most times."""
-_LATE, _ROUNDING_S = 0.1, 1e-6
-"""The share of the time of open finals that is left while a result is late."""
+_LATE, _ROUNDING_S = 0.5, 1e-6
+"""Of the time since the last result, that is left at least: the next one takes so much longer."""
 _USUAL_S = 0.6
 """The usual time of a problem's finals on a CPU with short launches: checks take longer than rounds."""
 
@@ -110,12 +107,14 @@ def unsure_factor(problems: int) -> float:
 
 
 def usual_finals_s(times_us: Sequence[float], setup_s: float = 0.0, orders: int = 1) -> float:
-    """The time of a problem's finals on a CPU, in seconds, from those of its fastest candidates.
+    """The time of a problem's finals on a CPU, in seconds, from those of its candidates, which are few.
 
-    `setup_s`: that of its operands and reference; `orders`: the memory orders in which they are timed.
+    `setup_s`: that of its operands and reference; `orders`: the memory orders in which they are timed. The slowest
+    candidates count most: a library without more memory for weights stays in the race.
     """
-    fastest = sorted(times_us)[:_USUAL_FINALISTS]
-    return max(_USUAL_S, setup_s + sum(cpu_finalist_s(us, _USUAL_TIMER, orders) for us in fastest))
+    if not times_us:
+        return max(_USUAL_S, setup_s)
+    return setup_s + sum(cpu_finalist_s(us, _USUAL_TIMER, orders) for us in times_us)
 
 
 class BudgetFit:
@@ -217,7 +216,8 @@ class BudgetFit:
         """
         if not self._budget.left:
             return None
-        finals_s, spent_s = min(self._left_s(pending), self.most_s(pending)), self._budget.spent_s
+        most_s = self.most_s(pending) + self._budget.usually_late_s
+        finals_s, spent_s = min(self._left_s(pending), most_s), self._budget.spent_s
         done = max(1, len(self._context.problems) - len(self._budget.left))
         later_s = len(self._budget.left) * (spent_s + finals_s) / done
         return self._budget.run_end(finals_s, unsure_factor(len(pending)), later_s)
@@ -234,8 +234,8 @@ class BudgetFit:
         if done_s > self._done_s + _ROUNDING_S:
             self._budget.take_finals(done_s - self._done_s, now - self._done_at)
             self._done_s, self._done_at = done_s, now
-        left_s = self._budget.finals_pace * (open_s if expected_s is None else expected_s)
-        return max(_LATE * left_s, left_s - (now - self._done_at))
+        left_s, spent_s = self._budget.finals_pace * (open_s if expected_s is None else expected_s), now - self._done_at
+        return max(left_s - spent_s, min(left_s, _LATE * spent_s))
 
     def line(self) -> str:
         """The line about finalists that were left out of the finals; empty if there are none."""

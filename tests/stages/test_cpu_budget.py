@@ -86,7 +86,7 @@ def test_a_pass_that_may_be_the_last_one_states_both_ends(monkeypatch: pytest.Mo
     assert last.left_s == pytest.approx(12.0)
     assert last.range_s == pytest.approx((8.0, 18.0)), "the last pass for sure: its own end"
     now[0] = 150.0
-    assert budget.run_end(0.5, 1.5).range_s == pytest.approx((4.0, 13.0)), "a pass screens for 0.4 of the time"
+    assert budget.run_end(0.5, 1.5).range_s == pytest.approx((4.6, 13.0)), "a pass screens for 0.4 of the time"
     now[0] = 156.0
     assert budget.run_end(2.0, 1.5).left_s == pytest.approx(2.0), "no time for another one"
     now[0] = 170.0

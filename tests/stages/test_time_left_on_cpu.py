@@ -1,11 +1,13 @@
-"""The time left that the screening states on a CPU, on a recorded one (two cores, which other processes used too).
+"""The time left that a run states on a CPU: its screening on a recorded one, its finals on a set clock.
 
-The record has, where it changed: of each problem the trials with a result, those requested, the microseconds of their
-launches, how many have a time, whether its search has ended, the fastest time.
+The record (two cores, which other processes used too) has, where it changed: of each problem the trials with a result,
+those requested, the microseconds of their launches, how many have a time, whether its search has ended, the fastest
+time.
 """
 
 import json
 import lzma
+import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,11 +17,16 @@ import pytest
 from recorded_run import H200
 from search_setup import EXHAUSTIVE
 
-from gemmpipe.core.data import Problem
+from gemmpipe.bench.timer import Timer
+from gemmpipe.core.data import Candidate, Problem
 from gemmpipe.family import load_family
+from gemmpipe.stages.cpu_budget import CpuBudget
+from gemmpipe.stages.finals_cost import FinalsCost
+from gemmpipe.stages.finals_work import BudgetFit, FinalsWork
 from gemmpipe.stages.screen.work import ScreenWork, WorkEstimate
 
 RECORD = Path(__file__).parents[1] / "data" / "cpu_screening_16.jsonl.xz"
+TIMER = Timer(warmup=5, iters=101, rounds=30, budget_ms=250)
 CPU = replace(H200, kind="cpu", name="AMD EPYC", gfx="cpu_avx2")
 
 
@@ -75,3 +82,67 @@ def test_nothing_is_stated_before_a_problem_has_times() -> None:
     first = run.work(run.rows[0])
     assert first.done < 3
     assert first.left_s is None
+
+
+@pytest.mark.parametrize("pace", [0.6, 1.0, 1.5])
+@pytest.mark.parametrize("begins", [20.0, 28.0, 34.0, 38.0])
+def test_the_end_of_a_run_lies_between_the_ends_that_finals_state(
+    pace: float, begins: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Five problems are in the finals, 67 are left: another pass follows if these end early enough."""
+    now = [begins]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    finals = _Finals(CpuBudget(limit_s=60.0, began=0.0))
+    moments, total_s = [], finals.work.total_s
+    while finals.pending:
+        for _ in range(5):
+            now[0] += pace * finals.next_s / 5
+            moments.append((now[0], len(finals.pending), finals.fit.run_end(finals.pending)))
+        finals.pending.popitem()
+    finals.fit.run_end(finals.pending)
+    assert now[0] == pytest.approx(begins + pace * total_s)
+    end_s, wide = 61.0 if finals.budget.allows_pass else now[0], 0
+    for at, left, end in moments:
+        assert end is not None
+        assert end.range_s is not None
+        least, most = end.range_s
+        assert least <= end.left_s <= most, at
+        wide += most > 3 * least
+        if end_s - at < 3 or (left > 3 and pace != 1):  # the pace is not known at first
+            continue
+        assert least - 1 <= end_s - at <= most, at
+        if most <= 1.75 * least:
+            assert end.left_s == pytest.approx(end_s - at, rel=0.3), at
+    assert wide <= 11, "of 25: at most where these finals end soon"
+
+
+def test_finals_end_with_their_last_job_where_no_problem_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [50.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    finals = _Finals(CpuBudget(limit_s=60.0, began=0.0))
+    finals.budget.left.clear()
+    assert finals.fit.run_end(finals.pending) is None, "the work decides"
+    assert finals.fit.most_s(finals.pending) == 10.0, "or the budget"
+
+
+class _Finals:
+    """Five problems of 1, 2, ... rows, each with three finalists of which one takes a second."""
+
+    def __init__(self, budget: CpuBudget) -> None:
+        family = load_family("a8w8_blockscale")
+        key = {"N": 8192, "K": 8192, "dtype": "float8_e4m3fn", "outdtype": "bfloat16", "x_scale": None}
+        problems = [family.problem(tuple(({"M": m} | key).items())) for m in range(1, 6)]
+        candidates = [Candidate.of("torch", {"place": place}) for place in range(3)]
+        rows: Any = [{"candidate": c.id, "us": us} for c, us in zip(candidates, (2e4, 1e5, 4e5), strict=True)]
+        costs = {p.id: FinalsCost(family=family, spec=family.spec(p), timer=TIMER, device=CPU) for p in problems}
+        self.pending = {p.id: list(candidates) for p in problems}
+        self.work = FinalsWork(dict.fromkeys(self.pending, rows), self.pending, costs)
+        self.budget = budget
+        budget.passes = 1
+        budget.left.update(f"problem {i}" for i in range(67))
+        context: Any = SimpleNamespace(problems=[*problems, *budget.left])
+        self.fit = BudgetFit(budget, self.work, {}, context)
+
+    @property
+    def next_s(self) -> float:
+        return self.work.left_s(dict([next(reversed(self.pending.items()))]))

@@ -186,10 +186,17 @@ class WorkEstimate:
         return min((s.least_us / 1e6 / self._relative[s.problem.id] for s in states), default=math.inf)
 
     def finals_s(self, states: Collection[ProblemState]) -> float:
-        """The expected seconds of the problems' finals on a CPU; problems without a time count at the best pace."""
+        """The expected seconds of the problems' finals on a CPU; problems without a time count at the best pace.
+
+        Before any time, as their products let expect.
+        """
         times_us, names = {s.problem.id: s.times_us for s in states if s.times_us}, self._finals
         pace_us = 1e6 * self.pace_s(states)
-        others = {} if math.isinf(pace_us) else {name: [pace_us * work] * 2 for name, work in self._relative.items()}
+        if math.isinf(pace_us):
+            per_us = 1e6 / _CPU_LAUNCH_OPS_PER_S
+            others = {p.id: [per_us * self._family.flops(spec) / 2] * 2 for p, spec in self._specs}
+        else:
+            others = {name: [pace_us * work] * 2 for name, work in self._relative.items()}
         known = {name: times_us.get(name, others.get(name, ())) for name in self._finals}
         return sum(usual_finals_s(known[name], *names[name]) for name in names)
 
