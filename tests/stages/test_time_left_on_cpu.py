@@ -77,11 +77,15 @@ def test_time_without_a_result_changes_nothing() -> None:
     assert later == before
 
 
-def test_nothing_is_stated_before_a_problem_has_times() -> None:
+def test_before_a_problem_has_times_the_products_tell() -> None:
     run = _Screening()
-    first = run.work(run.rows[0])
-    assert first.done < 3
-    assert first.left_s is None
+    expected_s = run.estimate.expected_s
+    assert expected_s == pytest.approx(run.end, rel=0.6)
+    began = float(run.rows[0]["t"])
+    first = {"states": {"0": [1, 4, 0.0, 0, 0, 0.0]}}  # a result that failed
+    assert run.work(first | {"t": began}).left_s == pytest.approx(expected_s), "no time has passed"
+    assert run.work(first | {"t": began + 4}).left_s == pytest.approx(expected_s - 4)
+    assert run.work(first | {"t": began + 60}).left_s == pytest.approx(0.3 * expected_s), "more than nothing"
 
 
 @pytest.mark.parametrize("pace", [0.6, 1.0, 1.5])

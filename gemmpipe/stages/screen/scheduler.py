@@ -117,6 +117,11 @@ class Scheduler:
         """The expected time of all problems' finals on a CPU in seconds, estimated from the trials so far."""
         return self._work.finals_s(self._states.values())
 
+    @property
+    def expected_s(self) -> float:
+        """The expected time of screening on a CPU before any result."""
+        return self._work.expected_s
+
     def screened_finals_s(self) -> float:
         """The same of the problems with a time."""
         return self._work.screened_finals_s(self._states.values())

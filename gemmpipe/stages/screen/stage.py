@@ -38,8 +38,8 @@ from gemmpipe.stages.screen.work import ScreenWork, WorkEstimate, relative_work
 if TYPE_CHECKING:
     import pandas as pd
 
-_CPU_START_S = 3.5  # until a worker is ready, while no other process uses the CPU
 _PASS_FACTOR = 1.5  # by which a pass may be shorter or longer, as its screening lets expect
+_PASS_SHARE = 0.7  # of the time that is left when a pass begins, which it usually takes: all of it, or little finals
 _LEAST_SCREENED = 0.1  # of the time for screening, from whose finals those of all are estimated
 
 
@@ -75,12 +75,15 @@ class Screen(Stage):
         if context.cpu_budget is not None:
             context.cpu_budget.bounds = bounds  # the next pass has more rows
         workers = len(context.pool.devices)
-        work = WorkEstimate(context.problems, context.family, context.search, context.device, self.keep, workers)
+        finalists = partial(self._shortlist, context=context)
+        work = WorkEstimate(
+            context.problems, context.family, context.search, context.device, self.keep, workers, finalists
+        )
         # Its finalists are known but for those that problems of other M add: what these need compiles meanwhile.
         ahead = partial(self._compile_ahead, context=context)
         scheduler = Scheduler(context, search_pool, self.timer, bounds, work, _deadline(context), ahead)
         rest_s = context.finals_s({}, self.keep) if context.finals_s is not None else 0.0
-        context.events.emit("stage", "screen", unit="trials", rest_s=rest_s, expected_s=_expected_s(work, context))
+        context.events.emit("stage", "screen", unit="trials", rest_s=rest_s, expected_s=work.expected_s)
         budget_s = context.cpu_budget.end_s if context.cpu_budget is not None else None
         context.events.emit("progress", "listing configurations", most_s=budget_s)  # seconds, before any trial
         started_at = time.monotonic()
@@ -234,16 +237,10 @@ class Screen(Stage):
         return {problem_id: list(chosen) for problem_id, chosen in kept.items()}
 
 
-def _expected_s(work: WorkEstimate, context: Context) -> float:
-    """The expected seconds before any result, of the first pass; of later ones the budget tells the end."""
-    if context.cpu_budget is not None and context.cpu_budget.passes > 1:
-        return 0.0
-    starts = any(usage.ready_at is None for usage in context.pool.usage()[1:])
-    return work.expected_s + _CPU_START_S * starts if work.expected_s else 0.0
-
-
 def _run_end(work: ScreenWork, scheduler: Scheduler, budget: CpuBudget) -> RunEnd | None:
     """The end of a run with more problems than its budget has time for; None while this is not known."""
+    if not work.share and budget.passes > 1 and scheduler.expected_s > budget.end_s:
+        return budget.run_end(_PASS_SHARE * budget.end_s, _PASS_FACTOR)
     if not work.share:
         return RunEnd(left_s=budget.end_s) if budget.ends_without_result else None
     if work.left_s is None or (not budget.left and work.left_s + scheduler.finals_s() < budget.remaining_s):
@@ -253,7 +250,7 @@ def _run_end(work: ScreenWork, scheduler: Scheduler, budget: CpuBudget) -> RunEn
     # Problems that follow are like those so far.
     share = budget.screening_s / max(budget.screening_s - screening_s, _LEAST_SCREENED * budget.screening_s)
     finals_s = budget.finals_pace * scheduler.screened_finals_s() * max(1.0, share)
-    return budget.run_end(screening_s + finals_s, _PASS_FACTOR)
+    return budget.run_end(min(screening_s + finals_s, budget.end_s + budget.usually_late_s), _PASS_FACTOR)
 
 
 def _parts(context: Context, work: WorkEstimate, states: Collection[ProblemState]) -> Iterator[list[Problem]]:

@@ -8,10 +8,10 @@ that of the time, and the share of the trials is far below it.
 
 import math
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
-from gemmpipe.core.data import Device, Problem, median
+from gemmpipe.core.data import Candidate, Device, Problem, median
 from gemmpipe.family import Family, GemmSpec
 from gemmpipe.search import Search
 from gemmpipe.stages.finals_cost import cpu_setup_s
@@ -25,6 +25,8 @@ and 4e13/s, two launches), and a core of a server CPU (seven launches at 5e10/s)
 _GPU_OVERHEAD_US, _CPU_OVERHEAD_US = 800.0, 20000.0
 """The overhead of a trial: loading, first launch, messages (H200, 2026-11). On a CPU, where trials run one by one, it
 is measured as soon as possible (20 to 200 ms depending on load, 2 cores of a server CPU, 2026-11)."""
+_CPU_START_S = 3.5
+"""Seconds until a worker on a CPU is ready and has loaded the first library."""
 _CPU_TRIALS, _CPU_TRIAL_S, _CPU_LAUNCH_OPS_PER_S, _CPU_WEIGHTS_PER_S = 4, 0.15, 2.5e10, 5e7
 """On a CPU, before any result: the trials of a problem, the seconds of one without its launches, and in a second the
 multiplications of its launches, which count once, and the elements of a weight that is made and prepared (2 cores of a
@@ -47,6 +49,7 @@ _UNSURE = 4.5
 (H100 and H200, 2026-11-25 and 26): searches end when they find no better candidate, and few of them average less. No
 function of the state of the searches that was tried predicts runs on which it was not fitted much better (a forest of
 200 trees over 15 features, one run left out at a time: 86 % of the moments within 30 %, as against 81 %)."""
+_LEAST_LEFT = 0.3  # of the expected time, that is left after the first result
 _MEASURE_S = 0.2
 _MIN_TIMED = 3  # results of a problem before their mean counts
 _MIN_MEASURED = 3  # finished problems before their trials correct the expected number of the others
@@ -86,8 +89,10 @@ class WorkEstimate:
         device: Device,
         keep: int,
         workers: int = 1,
+        finalists: Callable[[ProblemState], Iterable[Candidate]] = lambda state: state.results,
     ) -> None:
-        """`keep`: the number of finalists."""
+        """`keep`: the number of finalists; `finalists`: those of a problem as it is now, on a CPU."""
+        self._finalists = finalists
         self._search, self._keep = search, keep
         self._family, self._specs = family, [(p, family.spec(p)) for p in problems]
         specs = {p.id: spec for p, spec in self._specs}
@@ -99,6 +104,8 @@ class WorkEstimate:
         self._overhead_us = _CPU_OVERHEAD_US if self._is_cpu else _GPU_OVERHEAD_US
         self._began = time.monotonic()
         """The last moment without a build, or without a result where nothing is built: processes start before it."""
+        self._measured_from = math.inf
+        """The first moment."""
         self._first: tuple[float, int, float] | None = None
         """(time, results, microseconds of launches) from which the overhead of a trial counts, on a CPU."""
         self._begun = self._results = 0
@@ -134,6 +141,7 @@ class WorkEstimate:
         `built` of the `requested` builds are done; on a CPU there is none. `now`: on the monotonic clock.
         """
         now = time.monotonic() if now is None else now
+        self._measured_from = min(self._measured_from, now)
         if not built if requested else not any(state.result_count for state in states):
             self._began = now
         if self._is_cpu:
@@ -161,6 +169,8 @@ class WorkEstimate:
         share = done / (done + remaining) if done + remaining else 0.0
         is_timed = self._is_cpu and any(state.timed_count >= _MIN_TIMED for state in states)
         left_s = remaining / 1e6 if is_timed else None
+        if self._is_cpu and not is_timed and share:  # the first result comes after much of the time
+            left_s = max(self.expected_s - (now - self._measured_from), _LEAST_LEFT * self.expected_s)
         factor = unsure_factor(len(self._specs)) if self._is_cpu else 1.0
         if searching and requested:
             asked = sum(state.result_count + state.pending for state in states)
@@ -190,7 +200,7 @@ class WorkEstimate:
 
         Before any time, as their products let expect.
         """
-        times_us, names = {s.problem.id: s.times_us for s in states if s.times_us}, self._finals
+        times_us, names = {s.problem.id: self._finalists_us(s) for s in states if s.times_us}, self._finals
         pace_us = 1e6 * self.pace_s(states)
         if math.isinf(pace_us):
             per_us = 1e6 / _CPU_LAUNCH_OPS_PER_S
@@ -202,7 +212,11 @@ class WorkEstimate:
 
     def screened_finals_s(self, states: Collection[ProblemState]) -> float:
         """The expected seconds of the finals on a CPU of the problems with a time."""
-        return sum(usual_finals_s(s.times_us, *self._finals[s.problem.id]) for s in states if s.times_us)
+        return sum(usual_finals_s(self._finalists_us(s), *self._finals[s.problem.id]) for s in states if s.times_us)
+
+    def _finalists_us(self, state: ProblemState) -> list[float]:
+        times_us = (state.results[c].time_us for c in self._finalists(state))
+        return [us for us in times_us if us is not None]
 
     @property
     def expected_s(self) -> float:
@@ -212,7 +226,7 @@ class WorkEstimate:
         weights = {problem.shape_group: spec.weight_elements for problem, spec in self._specs}
         launches_s = sum(self._family.flops(spec) / 2 for _, spec in self._specs) / _CPU_LAUNCH_OPS_PER_S
         trials_s = _CPU_TRIALS * (len(self._specs) * _CPU_TRIAL_S + launches_s)
-        return sum(weights.values()) / _CPU_WEIGHTS_PER_S + trials_s
+        return _CPU_START_S + sum(weights.values()) / _CPU_WEIGHTS_PER_S + trials_s
 
     def _left_s(self, share: float, builds: float, begun: int, now: float) -> float | None:
         """The seconds that are left, from the share of the trials' work and that of the builds; None before any build.
