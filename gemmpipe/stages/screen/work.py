@@ -167,11 +167,7 @@ class WorkEstimate:
         remaining += typical * sum(unlisted)
         expected += round(typical * len(unlisted))
         share = done / (done + remaining) if done + remaining else 0.0
-        is_timed = self._is_cpu and any(state.timed_count >= _MIN_TIMED for state in states)
-        left_s = remaining / 1e6 if is_timed else None
-        if self._is_cpu and not is_timed and share:  # the first result comes after much of the time
-            left_s = max(self.expected_s - (now - self._measured_from), _LEAST_LEFT * self.expected_s)
-        factor = unsure_factor(len(self._specs)) if self._is_cpu else 1.0
+        left_s, factor = self._left_on_cpu(states, remaining / 1e6, share, now) if self._is_cpu else (None, 1.0)
         if searching and requested:
             asked = sum(state.result_count + state.pending for state in states)
             builds = min(1.0, built / _expected_builds(requested, asked, expected))
@@ -246,6 +242,18 @@ class WorkEstimate:
         pace_s = max(_LEAST_OTHER * spent_s, spent_s - slow_s)
         left_s = pace_s * ((1 - builds) / builds + _TRIALS_WEIGHT * (1 - share)) + _LAST_S
         return left_s + again_s / max(1, begun - 1) * (len(self._relative) - begun)
+
+    def _left_on_cpu(
+        self, states: Collection[ProblemState], measured_s: float, share: float, now: float
+    ) -> tuple[float | None, float]:
+        """The seconds that are left, and the factor by which they may be shorter or longer.
+
+        Before a problem has times, what the products let expect: the first result comes after much of it.
+        """
+        if any(state.timed_count >= _MIN_TIMED for state in states):
+            return measured_s, unsure_factor(len(self._specs))
+        left_s = max(self.expected_s - (now - self._measured_from), _LEAST_LEFT * self.expected_s)
+        return left_s if share else None, unsure_factor(1)
 
     def _measure_overhead(self, states: Collection[ProblemState], now: float) -> None:
         """Update the overhead per trial with new results: the time without launches, as one trial runs at a time.
