@@ -23,6 +23,7 @@ SHORT_S = 1.0  # shorter searches are not cut short, nor are shorter finals of t
 _JOB_S = 1.0  # of trials that a worker gets at once
 _LATE_SHARE = 0.025  # of the budget, by which a run ends after it: what has begun is finished (0.02 to 0.07, 2026-11)
 _AT_THE_END = 0.8  # of runs with another pass: those that end with the budget, not with a pass before
+_LEAST_SCREENED = 0.1  # of a screening, from whose finals those of all its problems are estimated
 _LEAST_PASS_S = 0.1
 _EXPECTED_S = 3.0  # the expected time of finals counts like so many seconds of them
 if TYPE_CHECKING:
@@ -52,8 +53,7 @@ class CpuBudget:
     """Passes that have begun."""
     _screening_began: float = 0.0
     """Of the latest screening, on the monotonic clock."""
-    screening_s: float = 0.0
-    """The time for the latest screening."""
+    _screening_s: float = 0.0
     kept_share: float = 0.0
     """The share of the time for finals that is kept for a stage after them."""
     _finals_end: float = math.inf
@@ -98,12 +98,18 @@ class CpuBudget:
     def begin_screening(self) -> None:
         """Set the end of the screening that begins now; it leaves time for the finals."""
         self._screening_began = time.monotonic()
-        self.screening_s = _SCREEN_SHARE * max(0.0, self.remaining_s)
+        self._screening_s = _SCREEN_SHARE * max(0.0, self.remaining_s)
 
     @property
     def screening_ends_at(self) -> float:
         """The end of the latest screening, on the monotonic clock."""
-        return max(self._screening_began, self.begins_at) + self.screening_s
+        return max(self._screening_began, self.begins_at) + self._screening_s
+
+    def screened_share(self, left_s: float) -> float:
+        """The share of the latest screening that is done, of which so much time is left, for estimates of its finals."""
+        if self._screening_s <= 0:  # the budget is spent: the first problem alone is screened
+            return 1.0
+        return min(1.0, max(_LEAST_SCREENED, 1 - left_s / self._screening_s))
 
     @property
     def ends_without_result(self) -> bool:

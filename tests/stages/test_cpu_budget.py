@@ -94,6 +94,18 @@ def test_a_pass_that_may_be_the_last_one_states_both_ends(monkeypatch: pytest.Mo
     assert budget.run_end(3.0, 1.5).left_s == pytest.approx(3.0), "what has begun is finished"
 
 
+def test_the_share_of_a_screening_is_known_also_after_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(cpu_budget.time, "monotonic", lambda: now[0])
+    budget = CpuBudget(limit_s=60.0, began=now[0])
+    budget.begin_screening()
+    assert budget.screened_share(6.0) == 0.75
+    assert budget.screened_share(30.0) == 0.1
+    now[0] = 170.0
+    budget.begin_screening()
+    assert budget.screened_share(0.0) == 1.0
+
+
 def test_finals_so_far_correct_the_time_of_those_that_follow() -> None:
     budget = CpuBudget(limit_s=60.0)
     assert budget.finals_pace == 1.0

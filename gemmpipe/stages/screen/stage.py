@@ -40,7 +40,6 @@ if TYPE_CHECKING:
 
 _PASS_FACTOR = 1.5  # by which a pass may be shorter or longer, as its screening lets expect
 _PASS_SHARE = 0.7  # of the time that is left when a pass begins, which it usually takes: all of it, or little finals
-_LEAST_SCREENED = 0.1  # of the time for screening, from whose finals those of all are estimated
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -248,8 +247,7 @@ def _run_end(work: ScreenWork, scheduler: Scheduler, budget: CpuBudget) -> RunEn
     now = time.monotonic()
     screening_s = min(work.left_s, max(0.0, budget.screening_ends_at - now))
     # Problems that follow are like those so far.
-    share = budget.screening_s / max(budget.screening_s - screening_s, _LEAST_SCREENED * budget.screening_s)
-    finals_s = budget.finals_pace * scheduler.screened_finals_s() * max(1.0, share)
+    finals_s = budget.finals_pace * scheduler.screened_finals_s() / budget.screened_share(screening_s)
     return budget.run_end(min(screening_s + finals_s, budget.end_s + budget.usually_late_s), _PASS_FACTOR)
 
 
