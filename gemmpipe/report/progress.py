@@ -10,7 +10,9 @@ _MIN_GAIN, _MIN_FIRST = 0.01, 0.1
 """Of a stage's work, the part after the first result from which on the rate is known, and that of a first result which
 is a rate by itself, with the time in which processes start."""
 _MOST_SLOWER = 3.0  # times the rate so far, as which the work that is left is taken while a result is late
-_LATE = 0.5  # of the time since the last result, that is left at least, where the times of results are expected
+_LEAST, _LATE = 0.15, 0.5
+"""Where the times of results are expected: the share of what was left at the last one, that is left at least; and that
+of the time by which the next one is late."""
 _ALL_DONE = 0.99
 _UNSURE = 1.75  # the most over the least time left, from which on both are stated: no number is within 30 % of both
 _ENDING_S = 0.5  # an estimate below it says nothing
@@ -71,9 +73,10 @@ class RemainingTime:
         if share >= 1:
             return 0.0
         # A result that takes longer than all that was left shows that the rate is of shorter work.
-        late = _LATE if self._stated_s is not None or self._expected_s else 1.0
-        late_s = min(late * (now - at), (1 - share) * _MOST_SLOWER * total_s)
-        return max((1 - share) * total_s - (now - at), late_s)
+        stage_s, since_s = (1 - share) * total_s, now - at
+        is_expected = self._stated_s is not None or self._expected_s > 0
+        late_s = max(_LEAST * stage_s, _LATE * (since_s - stage_s)) if is_expected else since_s
+        return max(stage_s - since_s, min(late_s, _MOST_SLOWER * stage_s))
 
 
 def _where_apart(least_s: float, most_s: float) -> tuple[float, float] | None:

@@ -106,7 +106,7 @@ class CpuBudget:
         return max(self._screening_began, self.begins_at) + self._screening_s
 
     def screened_share(self, left_s: float) -> float:
-        """The share of the latest screening that is done, of which so much time is left, for estimates of its finals."""
+        """The share of the latest screening that is done, of which so much time is left; at least a tenth."""
         if self._screening_s <= 0:  # the budget is spent: the first problem alone is screened
             return 1.0
         return min(1.0, max(_LEAST_SCREENED, 1 - left_s / self._screening_s))

@@ -95,8 +95,8 @@ def _time_us(cell: object, otherwise: float | None) -> float | None:
 
 _UNSURE = 0.7
 """On a CPU the finals take as long as expected within a factor of 1 + this / sqrt(problems), at most times."""
-_LATE, _ROUNDING_S = 0.5, 1e-6
-"""Of the time since the last result, that is left at least: the next one takes so much longer."""
+_LEAST, _LATE, _ROUNDING_S = 0.15, 0.5, 1e-6
+"""The share of what was left at the last result, that is left at least; and that of the time by which one is late."""
 _USUAL_S = 0.6
 """The usual time of a problem's finals on a CPU with short launches: checks take longer than rounds."""
 
@@ -235,7 +235,7 @@ class BudgetFit:
             self._budget.take_finals(done_s - self._done_s, now - self._done_at)
             self._done_s, self._done_at = done_s, now
         left_s, spent_s = self._budget.finals_pace * (open_s if expected_s is None else expected_s), now - self._done_at
-        return max(left_s - spent_s, min(left_s, _LATE * spent_s))
+        return max(left_s - spent_s, _LEAST * left_s, min(left_s, _LATE * (spent_s - left_s)))
 
     def line(self) -> str:
         """The line about finalists that were left out of the finals; empty if there are none."""

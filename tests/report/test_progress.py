@@ -167,7 +167,8 @@ def test_an_expected_time_counts_like_a_half_of_the_work() -> None:
     assert remaining.left_s(10.0) == pytest.approx(0.9 * 40)
     remaining.take(0.6, 50.0)
     assert remaining.left_s(58.0) == pytest.approx(0.4 * (20 + 40) - 8)
-    assert remaining.left_s(80.0) == pytest.approx(0.5 * 30), "a result is late, but its time was expected"
+    assert remaining.left_s(80.0) == pytest.approx(0.15 * 24), "a result is late, but its time was expected"
+    assert remaining.left_s(104.0) == pytest.approx(0.5 * 30)
     assert remaining.left_s(50.0) == pytest.approx(0.4 * (20 + 40)), "half of it at the expected pace, half at 80 s"
 
 
