@@ -88,7 +88,7 @@ def _report_lines(path: Path, files: list[str], given: int, existing: int, union
     left = ", ".join(f"{count:,} {kind}" for kind, count in sorted(kinds.items(), key=lambda kc: (-kc[1], kc[0])))
     own = f" and {existing:,} already there" if existing else ""
     return [
-        f"{path}: {counted(len(union.entries), 'row')}, from {given:,} of {', '.join(files) or 'empty inputs'}{own}"
+        f"{path}: {counted(len(union.entries), 'row')}, from {given:,} of {', '.join(files)}{own}"
         + (f"; {counted(union.duplicates, 'duplicate')}" if union.duplicates else "")
         + (f"; left out: {left}" if left else "; no conflict"),
         *map(str, union.conflicts),

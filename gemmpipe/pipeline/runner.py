@@ -110,7 +110,8 @@ def _run_within_budget(plan: Plan, tables: StageTables, context: Context, budget
     budget.ready_at = partial(_ready_at, context, budget.began)
     if context.record.count and not plan.reuse:
         context.events.emit("line", f"cpu_budget_s={budget.limit_s:g} begins anew for what is left")
-    every = tuning_order(context.problems, plan.family, tuned=context.incumbents)
+    compares = any(plan.stages[name].is_comparison for name in plan.chain)  # what is tuned is what it is about
+    every = tuning_order(context.problems, plan.family, tuned=() if compares else context.incumbents)
     left, total, is_stuck = every, dict[str, "pd.DataFrame"](), False
     while left and (left is every or (budget.allows_pass and not is_stuck)):
         part, problems = _rows_of({problem.id for problem in left}, earlier), [*left]
@@ -128,14 +129,15 @@ def _run_within_budget(plan: Plan, tables: StageTables, context: Context, budget
         budget.left.clear()
     left = _without_recorded(plan, context, left, total)
     context.left[:] = [problem.id for problem in left]
-    if left:
-        context.final_lines.append(left_line(len(every), left, budget.limit_s, tunes=plan.table is None))
     done = replace(context, problems=[problem for problem in every if problem not in left])
     for stage in plan.chain[devices[-1] + 1 :]:
         steps.emit_step(plan, stage, done)
         total |= _run_stage(plan, stage, total, done)
         if "selections" in plan.stages[stage].gives:
             total["selections"] = _without_partial_buckets(plan, total["selections"], left)
+    if left:  # before the lines of the stages, which are about the others
+        tunes = plan.table is None and not compares
+        context.final_lines.insert(0, left_line(len(every), left, budget.limit_s, tunes=tunes))
     return {**tables, **total}
 
 

@@ -153,6 +153,9 @@ class Load(Stage):
             found, contents = _read(path, context)
             context.events.emit("line", f"load: {path}: {contents}")
             entries += found
+        if not entries:
+            named = ", ".join(context.inputs)
+            raise UserError(f"inputs: no rows in {named}: nothing to merge; expected tuned tables with rows")
         return {
             "selections": selections_frame(context.family, entries),
             "shortlist": _shortlist([], 0, context),

@@ -23,9 +23,9 @@ ITEMS = "shapes.items=[{M: [16, 4, 8], N: 32, K: 64}]"
 def run(folder: Path, capfd: pytest.CaptureFixture[str], faulty_arguments: tuple[str, ...]) -> Run:
     """Runs the faulty family on three problems with a budget that is over at once, unless another is given."""
 
-    def typed(*arguments: str) -> str:
+    def typed(*arguments: str, pipeline: tuple[str, ...] = ()) -> str:
         capfd.readouterr()
-        assert main([*faulty_arguments, ITEMS, "cpu_budget_s=0.001", *arguments]) == 0
+        assert main([*pipeline, *faulty_arguments, ITEMS, "cpu_budget_s=0.001", *arguments]) == 0
         return re.sub(r"\n  +(?=\S)", " ", capfd.readouterr().out)  # lines of the last screen are folded
 
     return typed
@@ -108,6 +108,20 @@ def test_a_large_product_is_left_where_one_of_its_trials_would_overrun(run: Run)
     out = run("shapes.items=[{M: 8, N: 32, K: 64}, {M: 16777216, N: 1024, K: 1024}]", "cpu_budget_s=20")
     assert "1 of 2 problems tuned in cpu_budget_s=20 (null: no limit), small M first; left: 1 with M 16,777,216" in out
     assert _rows() == [8]
+
+
+def test_a_comparison_ends_too_and_begins_with_few_rows(run: Run, capfd: pytest.CaptureFixture[str]) -> None:
+    run()  # M 4 is tuned
+    out = run(pipeline=("compare",))
+    assert "1 of 3 problems timed in cpu_budget_s=0.001 (null: no limit), small M first; left: 2 with M 8 to 16" in out
+    first = _last()
+    assert set(pd.read_csv(first / "compared.csv")["M"]) == {4}
+    assert f"resume with: gemmpipe resume={first.resolve()}" in out
+    assert main([f"resume={first}", "cpu_budget_s=null"]) == 0
+    assert "left:" not in capfd.readouterr().out
+    compared = pd.read_csv(first / "compared.csv")
+    assert set(compared["M"]) == {4, 8, 16}
+    assert set(compared[compared["name"] == "tuned"]["status"]) == {"ok", "unsupported"}
 
 
 def test_null_is_no_limit_and_the_default_is_visible(run: Run, capfd: pytest.CaptureFixture[str]) -> None:

@@ -224,10 +224,17 @@ def test_a_sidecar_that_cannot_be_read_is_told(folder: Path, capfd: pytest.Captu
 
 
 @pytest.mark.usefixtures("tables")
-def test_inputs_without_rows_are_told(capfd: pytest.CaptureFixture[str]) -> None:
+def test_inputs_without_rows_leave_the_target_as_it_is(capfd: pytest.CaptureFixture[str]) -> None:
     Path("bare.csv").write_text(f"{HEADER}\n")
-    assert main(["merge", "inputs=[bare.csv]", "kernel=a8w8_blockscale", "output=c.csv"]) == 0
-    assert "merge: c.csv: 0 rows, from 0 of empty inputs; no conflict" in capfd.readouterr().out
-    assert main(["merge", "inputs=[old.csv]", "kernel=a8w8_blockscale", "output=c.csv"]) == 0
-    assert main(["merge", "inputs=[bare.csv]", "kernel=a8w8_blockscale", "output=c.csv"]) == 0
-    assert "merge: c.csv: 3 rows, from 0 of empty inputs and 3 already there" in capfd.readouterr().out
+    merge = ["merge", "kernel=a8w8_blockscale", "output=c.csv"]
+    message = "gemmpipe: inputs: no rows in bare.csv: nothing to merge; expected tuned tables with rows\n"
+    assert main([*merge, "inputs=[bare.csv]"]) == 2
+    assert capfd.readouterr().err == message
+    assert not [*Path.cwd().glob("c.csv*")]
+    assert main([*merge, "inputs=[bare.csv,old.csv]"]) == 0, "one table with rows is enough"
+    assert "merge: c.csv: 3 rows, from 3 of old.csv" in capfd.readouterr().out
+    before = {path.name: (path.read_bytes(), path.stat().st_mtime_ns) for path in Path.cwd().glob("c.csv*")}
+    assert main([*merge, "inputs=[bare.csv]"]) == 2
+    assert main([*merge, "inputs=[*c.csv]"]) == 2, "the glob finds the output alone"
+    assert capfd.readouterr().err == message + message.replace("bare.csv", "*c.csv")
+    assert {path.name: (path.read_bytes(), path.stat().st_mtime_ns) for path in Path.cwd().glob("c.csv*")} == before

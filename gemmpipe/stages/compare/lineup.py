@@ -4,6 +4,7 @@
 """
 
 import random
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass
@@ -87,6 +88,7 @@ class Lineup(Stage):
     gives: ClassVar[tuple[str, ...]] = ("shortlist", "lineup")
     uses_device: ClassVar[bool] = True
     is_comparison: ClassVar[bool] = True
+    begins_cpu_budget: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         _files(self.vllm, "vllm"), _files(self.sglang, "sglang")
@@ -140,11 +142,21 @@ class Lineup(Stage):
 
 
 def _listings(context: Context) -> Iterator[CandidateList]:
-    """The candidates of every problem, listed by compile processes where there are some."""
+    """The candidates of every problem, listed by compile processes where there are some.
+
+    Where `cpu_budget_s` limits the run, the last ones are left out as soon as the time for it is over.
+    """
+    budget = context.cpu_budget
+    if budget is not None:
+        budget.begin_screening()
+        context.events.emit("progress", "listing configurations", most_s=budget.end_s)
     tasks = [listing_task(problem, context, ()) for problem in context.problems]
     futures: list[Future[CandidateList] | None] = [context.pool.submit_task(task) for task in tasks]
-    for task, future in zip(tasks, futures, strict=True):
+    for place, (task, future) in enumerate(zip(tasks, futures, strict=True)):
         context.check()
+        if place and budget is not None and time.monotonic() > budget.screening_ends_at:
+            budget.left.update(problem.id for problem in context.problems[place:])
+            return
         if future is None:
             yield task()
         else:
