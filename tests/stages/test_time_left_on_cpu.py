@@ -23,6 +23,7 @@ from gemmpipe.family import load_family
 from gemmpipe.stages.cpu_budget import CpuBudget
 from gemmpipe.stages.finals_cost import FinalsCost
 from gemmpipe.stages.finals_work import BudgetFit, FinalsWork
+from gemmpipe.stages.screen.stage import run_end
 from gemmpipe.stages.screen.work import ScreenWork, WorkEstimate
 
 RECORD = Path(__file__).parents[1] / "data" / "cpu_screening_16.jsonl.xz"
@@ -127,6 +128,34 @@ def test_finals_end_with_their_last_job_where_no_problem_is_left(monkeypatch: py
     finals.budget.left.clear()
     assert finals.fit.run_end(finals.pending) is None, "the work decides"
     assert finals.fit.most_s(finals.pending) == 10.0, "or the budget"
+
+
+def test_a_screening_states_the_end_of_its_pass_or_of_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twice the budget's rest was stated in a second pass with much to do."""
+    now = [50.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    budget = CpuBudget(limit_s=60.0, began=0.0, passes=2)
+    budget.begin_screening()
+    scheduler: Any = SimpleNamespace(expected_s=99.0, finals_s=lambda: 99.0, screened_finals_s=lambda: 1.0)
+    first = run_end(ScreenWork(done=0, expected=80, share=0.0), scheduler, budget)
+    assert first is not None
+    assert 5 < first.left_s < 10, "no result: a pass that is usual"
+    now[0] = 52.0
+    half = ScreenWork(done=40, expected=80, share=0.5, left_s=50.0)
+    end = run_end(half, scheduler, budget)
+    assert end is not None
+    assert end.left_s == pytest.approx(2 + 2), "half of the screening, and finals of twice the problems"
+    scheduler.screened_finals_s = lambda: 30.0
+    late = run_end(half, scheduler, budget)
+    assert late is not None
+    assert late.left_s == pytest.approx(8 + 1.5), "no more than the budget"
+    scheduler.finals_s = lambda: 1.0
+    assert run_end(replace(half, left_s=2.0), scheduler, budget) is None, "all work ends before"
+    now[0] = 70.0
+    budget.begin_screening()
+    over = run_end(half, scheduler, budget)
+    assert over is not None
+    assert over.left_s == pytest.approx(1.5), "the budget is spent before a screening begins"
 
 
 class _Finals:

@@ -115,7 +115,7 @@ class Screen(Stage):
         problems = f"{scheduler.finished_count} of {counted(len(context.problems), 'problem')} done"
         text = f"{context.family.size_text(now.problem)}, {problems}" if now is not None else problems
         budget = context.cpu_budget
-        end = _run_end(work, scheduler, budget) if budget is not None else None
+        end = run_end(work, scheduler, budget) if budget is not None else None
         if context.finals_s is not None:
             context.events.emit("rest", rest_s=context.finals_s(scheduler.fastest_us(), self.keep))
         elif context.device.kind == "cpu":
@@ -236,7 +236,7 @@ class Screen(Stage):
         return {problem_id: list(chosen) for problem_id, chosen in kept.items()}
 
 
-def _run_end(work: ScreenWork, scheduler: Scheduler, budget: CpuBudget) -> RunEnd | None:
+def run_end(work: ScreenWork, scheduler: Scheduler, budget: CpuBudget) -> RunEnd | None:
     """The end of a run with more problems than its budget has time for; None while this is not known."""
     if not work.share and budget.passes > 1 and scheduler.expected_s > budget.end_s:
         return budget.run_end(_PASS_SHARE * budget.end_s, _PASS_FACTOR)
