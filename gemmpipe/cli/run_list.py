@@ -15,13 +15,12 @@ from gemmpipe.core.text_table import Column, aligned, cut, terminal_width, total
 from gemmpipe.core.units import duration_text
 from gemmpipe.report.run_folder import (
     FINISHED,
-    KILLED,
     RunFolder,
-    damage,
     describe_run,
     groups,
     newest_demo,
     run_folders,
+    state_word,
 )
 from gemmpipe.report.speedup import marked_speedup_text
 
@@ -125,7 +124,7 @@ def _narrow(name: str, run: RunFolder | None, width: int) -> list[str]:
     """A run in two lines for a narrow terminal: the folder, whole, then its state, problems, time and arguments."""
     if run is None:
         return [name]
-    facts = (_state(run), _problems(run), _speedup(run), duration_text(run.total_s), _arguments(run))
+    facts = (state_word(run), _problems(run), _speedup(run), duration_text(run.total_s), _arguments(run))
     return [name, cut(f"{_INDENT}{'  '.join(fact for fact in facts if fact)}", width)]
 
 
@@ -141,7 +140,7 @@ def _columns(names: Sequence[str], runs: Sequence[RunFolder | None]) -> list[Col
 
     return [
         Column(title="folder", cells=tuple(names), is_text=True),
-        column("state", _state, is_text=True),
+        column("state", state_word, is_text=True),
         column("problems", _problems),
         column("speed-up", _speedup),
         column("time", lambda run: duration_text(run.total_s)),
@@ -155,15 +154,6 @@ def _speedup(run: RunFolder) -> str:
 def _arguments(run: RunFolder) -> str:
     """The arguments after `gemmpipe PIPELINE`, which the folder names: the shortest description of a run."""
     return printable(run.command).removeprefix("gemmpipe ").removeprefix(run.pipeline).strip()
-
-
-def _state(run: RunFolder) -> str:
-    """The state, or that its manifest is damaged; partial or failed for a finished run that did not solve all."""
-    if run.state == KILLED and damage(run.folder):
-        return "damaged"
-    if run.state != FINISHED or run.reused or not run.chooses or run.solved >= run.problems:
-        return run.state
-    return "partial" if run.solved or not run.exit_code else "failed"
 
 
 def _problems(run: RunFolder) -> str:

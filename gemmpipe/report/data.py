@@ -95,6 +95,8 @@ class RunData:
     origin: str
     """The run's folder or the tables, as named."""
     state: str
+    state_word: str
+    """The state as `gemmpipe runs` names it: also `partial`, `failed` or `damaged`."""
     products: "pd.DataFrame"
     """One row per problem with a time; see `REPORTED`."""
     problems: int
@@ -136,6 +138,12 @@ class RunData:
     def shape_title(self) -> str:
         """The sizes of a product without its rows: `N x K`."""
         return " x ".join(self.family.sizes)
+
+    @property
+    def run_text(self) -> str:
+        """The state of a run, and of how many problems it has a choice if not of all."""
+        some = len(self.products) < self.problems
+        return f"{self.state_word}: {len(self.products):,} of {self.problems:,} problems" if some else self.state_word
 
     @property
     def finished(self) -> bool:

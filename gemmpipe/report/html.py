@@ -98,8 +98,7 @@ def _page(data: RunData, parts: Mapping[str, ProblemTrials], limits: Limits, ref
 
 
 def _state_text(data: RunData, refresh_s: int | None) -> str:
-    left = f" with {len(data.products):,} of {data.problems:,} problems" if len(data.products) < data.problems else ""
-    source = "tuned tables" if data.state == TABLE else f"run, {data.state}{left}"
+    source = "tuned tables" if data.state == TABLE else f"run, {data.run_text}"
     live = f"; this page is written again every {refresh_s} s" if refresh_s else ""
     started = f", started {data.started[:16].replace('T', ' ')} UTC" if data.started and data.state != TABLE else ""
     return f"{data.origin} ({source}{started}){live}"

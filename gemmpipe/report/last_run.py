@@ -6,7 +6,7 @@ Every command that takes `last` asks `last_run` with a condition of this module;
 
 import contextlib
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from gemmpipe.journal import NAME as JOURNAL
 from gemmpipe.report.run_folder import (
     FINISHED,
     INTERRUPTED,
+    KILLED,
     REUSED,
     RUNNING,
     SWEEP,
@@ -118,7 +119,16 @@ def last_run(conditions: tuple[Condition, ...], where: str, expected: str, pipel
         if found is not None:
             return found
     root = RUNS / pipeline if pipeline else RUNS
-    raise UserError(f"{where}: no {conditions[-1].run} under {root}; expected {expected}")
+    unended = _unended(folders) if conditions[-1].dated_by == MANIFEST else ""
+    raise UserError(f"{where}: no {conditions[-1].run} under {root}; expected {expected}{unended}")
+
+
+def _unended(folders: Sequence[Path]) -> str:
+    """The clause about the run that `resume=last` continues, if it was interrupted or killed; empty for none."""
+    started = [folder for folder in folders if (folder / JOURNAL).is_file() and _has_more_to_do(folder)]
+    newest = max(started, key=lambda folder: (folder / JOURNAL).stat().st_mtime_ns, default=None)
+    state = describe_run(newest).state if newest is not None else FINISHED
+    return f"; {newest} was {state}, and gemmpipe resume=last continues it" if state in (INTERRUPTED, KILLED) else ""
 
 
 def find_finished(name: str, command: str, words: tuple[str, ...] = (LAST,)) -> Path:

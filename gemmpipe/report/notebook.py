@@ -45,7 +45,7 @@ def run_html(data: "RunData") -> str:
     code = f", exit code {data.exit_code}" if data.exit_code else ""
     parts: list[Content] = [
         tag("b", f"gemmpipe {data.family.name}"),
-        f": {counted(len(rows), 'product')} of {data.problems}, {data.state}{wall}{code}",
+        f": {counted(len(rows), 'product')} of {data.problems}, {data.state_word}{wall}{code}",
         tag("br"),
         tag("small", data.origin),
         *(tag("p", note) for note in data.notes),

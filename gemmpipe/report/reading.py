@@ -29,6 +29,7 @@ from gemmpipe.report.run_folder import (
     describe_run,
     manifest_or_empty,
     nothing_timed,
+    state_word,
 )
 
 if TYPE_CHECKING:
@@ -62,6 +63,7 @@ def read_run(folder: Path, *, importable: frozenset[str] = frozenset()) -> RunDa
         family=family,
         origin=str(folder),
         state=facts.state,
+        state_word=state_word(facts),
         products=products,
         problems=len({str(row["id"]) for row in record.problems}),
         trials=trials,

@@ -50,7 +50,7 @@ def missing(data: RunData) -> Iterator[Missing]:
             "gemmpipe report DIR",
         )
     elif not data.finished:
-        yield "the selection", f"the run is {data.state}", _go_on(data)
+        yield "the selection", f"the run is {data.state_word}", _go_on(data)
     for name in data.unsolved[:_MAX_LISTED]:
         yield "a product without a valid candidate", name, "backend=[...] or a wider space"
     for name in data.undecided[:_MAX_LISTED]:
@@ -119,7 +119,7 @@ def _resume(data: RunData) -> str:
 
 def provenance_section(data: RunData) -> Section:
     """The command, versions, device and files; the configuration is folded."""
-    facts: list[tuple[Any, ...]] = [("state", data.state), ("from", data.origin)]
+    facts: list[tuple[Any, ...]] = [("state", data.state_word), ("from", data.origin)]
     if data.command:
         facts.append(("command", tag("code", text_line(data.command, 2000))))
     if data.started:

@@ -175,6 +175,18 @@ def describe_run(folder: Path) -> RunFolder:
     )
 
 
+def state_word(run: RunFolder) -> str:
+    """The state as every command names it: also `damaged` for a manifest that cannot be read.
+
+    A finished run that did not solve all problems is `partial`, and `failed` if it solved none of them.
+    """
+    if run.state == KILLED and damage(run.folder):
+        return "damaged"
+    if run.state != FINISHED or run.reused or not run.chooses or run.solved >= run.problems:
+        return run.state
+    return "partial" if run.solved or not run.exit_code else "failed"
+
+
 def _speedup(manifest: Mapping[str, object]) -> tuple[float | None, bool]:
     """(the mean speed-up of all products that are compared, True if some were timed on a shared device)."""
     figures = manifest.get("figures")

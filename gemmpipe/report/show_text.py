@@ -55,8 +55,7 @@ def _folded(text: str, width: int) -> list[str]:
 def head_lines(data: RunData) -> Iterator[str]:
     """The kernel, device, state, origin and command."""
     devices = ", ".join(dict.fromkeys(str(row["device"]) for row in records(data.products) if row["device"]))
-    left = f" with {len(data.products):,} of {data.problems:,} problems" if len(data.products) < data.problems else ""
-    state = "tuned table" if data.state == TABLE else f"run, {data.state}{left}"
+    state = "tuned table" if data.state == TABLE else f"run, {data.run_text}"
     total_s = data.total_s or data.wall_s
     wall = f" in {duration_text(total_s)}" if total_s else ""
     code = f", exit code {data.exit_code}" if data.exit_code else ""

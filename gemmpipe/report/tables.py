@@ -75,6 +75,7 @@ def read_tables(sources: Sequence[TableSource]) -> RunData:
         family=family,
         origin=", ".join(str(source.path) for source in sources),
         state=TABLE,
+        state_word=TABLE,
         products=products,
         problems=len(products),
         provenance=provenance,

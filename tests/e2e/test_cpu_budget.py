@@ -56,6 +56,17 @@ def test_the_same_command_goes_on_with_more_rows(run: Run) -> None:
     assert _rows() == [4, 8, 16]
 
 
+def test_the_list_and_the_run_name_its_state_with_one_word(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    items = "shapes.items=[{M: [1, 8], N: 32, K: 64}]"
+    arguments = ["kernel=a16w16", "shapes=list", items, "device=cpu", "backend=[torch]", "cpu_budget_s=0.001"]
+    assert main([*arguments, "timer@stages.bench.timer=quick"]) == 0
+    capfd.readouterr()
+    assert main(["runs"]) == main(["show"]) == 0
+    out = capfd.readouterr().out
+    assert "partial       1/2" in out
+    assert "run, partial: 1 of 2 problems in" in out
+
+
 def test_a_resumed_run_goes_on_and_repeats_nothing(run: Run, capfd: pytest.CaptureFixture[str]) -> None:
     run()
     first = _last()

@@ -162,6 +162,20 @@ def test_each_command_has_one_error_if_there_is_none(find: Callable[[], object],
     assert str(raised.value).startswith(message)
 
 
+@pytest.mark.parametrize("kind", ["interrupted", "killed", "running", "listed"])
+@pytest.mark.parametrize("command", ["show", "diff"])
+def test_the_error_names_the_command_that_continues_what_was_stopped(command: str, kind: str) -> None:
+    folder = _write(kind)
+    if kind == "running":
+        stream = (folder / "trials.jsonl").open()
+        fcntl.flock(stream, fcntl.LOCK_EX)
+    with pytest.raises(UserError) as raised:
+        COMMANDS[command][0]()
+    clause = f"; {folder} was {kind}, and gemmpipe resume=last continues it"
+    assert str(raised.value).endswith(clause) == (kind in ("interrupted", "killed"))
+    assert ("resume=last" in str(raised.value)) == (kind in ("interrupted", "killed"))
+
+
 def test_a_folder_is_taken_by_its_path_or_its_name_in_the_list() -> None:
     chosen, killed = _write("chosen"), _write("killed")
     sweep = RUNS / "tune" / "2026-11-23_10-00-00"

@@ -105,9 +105,9 @@ def test_a_page_loads_nothing_and_runs_one_script(recorded_run: Path) -> None:
 
 def test_the_head_of_an_unfinished_run_has_the_number_of_its_problems(recorded_run: Path) -> None:
     data = read_run(recorded_run)
-    assert f"(run, {data.state})" in render(replace(data, problems=len(data.products)))
+    assert f"(run, {data.state_word})" in render(replace(data, problems=len(data.products)))
     unsolved = replace(data, problems=len(data.products) + 1_000)
-    expected = f"(run, {data.state} with {len(data.products):,} of {unsolved.problems:,} problems)"
+    expected = f"(run, {data.state_word}: {len(data.products):,} of {unsolved.problems:,} problems)"
     assert expected in render(unsolved)
 
 
