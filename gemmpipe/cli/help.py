@@ -15,13 +15,13 @@ from gemmpipe.core.renamed import OPTIONS
 from gemmpipe.core.text_table import MAX_WIDTH, fold_width, terminal_width
 from gemmpipe.report.lines import wrapped
 
-_HEAD = """gemmpipe: from a model and a kernel to tuned artifacts that inference engines load
+_HEAD = """gemmpipe: from a model and a kernel to tuned artifacts that engines load
 
-  gemmpipe kernel=KERNEL shapes=SHAPES ...             the default pipeline, tune
-  gemmpipe PIPELINE key=value ...                      another pipeline
-  gemmpipe path/to/recipe.yaml key=value ...           a recipe: a command line as YAML
-  gemmpipe -m kernel=ONE,ANOTHER ...                   a sweep, one run per kernel
-  gemmpipe resume=last                                 resume an interrupted run
+  gemmpipe kernel=KERNEL shapes=SHAPES ...    the default pipeline, tune
+  gemmpipe PIPELINE key=value ...             another pipeline
+  gemmpipe path/to/recipe.yaml key=value ...  a recipe: a command line as YAML
+  gemmpipe -m kernel=ONE,ANOTHER ...          a sweep, one run per kernel
+  gemmpipe resume=last                        resume an interrupted run
 """
 _FLAGS = """flags
   -m, --multirun           a sweep over values with commas
@@ -33,8 +33,8 @@ _FLAGS = """flags
   --version, --help, --hydra-help
 
 Every value is an override: shapes.tp=4 'shapes.nsets=[1,64]' 'space.num_stages=[3,4]' stages.screen.keep=8
-Exit codes: 0 done, 1 a problem without a valid candidate (lint: an error in a file), 2 usage error,
-  3 environment or device error, 130 interrupted
+Exit codes: 0 done, 1 a problem without a valid candidate (lint: an error in a file), 2 usage error, \
+3 environment or device error, 130 interrupted
 """
 
 

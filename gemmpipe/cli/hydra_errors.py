@@ -46,8 +46,14 @@ def _non_name_override(overrides: Sequence[str], options: Mapping[str, Sequence[
         key, group = override_key(override), override_key(override).split("@")[0]
         if group in options and not is_text_or_list(override):
             value = override.partition("=")[2]
-            return f"{key}: no option '{value}'{suggest_or_list(value, options[group], f'gemmpipe --help {group}')}"
+            return f"{key}: {_no_option(group, value, options)}"
     return ""
+
+
+def _no_option(group: str, name: str, options: Mapping[str, Sequence[str]]) -> str:
+    if group == "device" and name.lower() in _GPUS:
+        return f"no option '{name}'; expected device=cuda (NVIDIA), device=hip (AMD), or auto, the default"
+    return f"no option '{name}'{suggest_or_list(name, options[group], f'gemmpipe --help {group}')}"
 
 
 def _list_override(overrides: Sequence[str], options: Mapping[str, Sequence[str]]) -> str:
@@ -71,11 +77,7 @@ def _unknown_option_override(overrides: Sequence[str], options: Mapping[str, Seq
         for name in value.strip("[]").split(","):
             name = name.strip("\"' ")
             if group in options and re.fullmatch(r"[A-Za-z][\w.-]*", name) and name not in options[group]:
-                return (
-                    f"{group}: no option '{name}'{suggest_or_list(name, options[group], f'gemmpipe --help {group}')}"
-                    if is_text_or_list(override)
-                    else ""
-                )
+                return f"{group}: {_no_option(group, name, options)}" if is_text_or_list(override) else ""
     return ""
 
 
@@ -111,10 +113,7 @@ def _missing_option(
     named = re.match(r"In '([^']+)'", str(error))
     where = f"{named[1]}.yaml: " if named and named[1] != "_base" else ""
     first = "" if where else _unknown_option_override(overrides, options)
-    return (
-        first
-        or f"{where}{group}: no option '{name}'{suggest_or_list(name, options[group], f'gemmpipe --help {group}')}"
-    )
+    return first or f"{where}{group}: {_no_option(group, name, options)}"
 
 
 def _wrong_key(cause: OmegaConfBaseException, options: Mapping[str, Sequence[str]]) -> str:
@@ -136,9 +135,13 @@ def _wrong_key(cause: OmegaConfBaseException, options: Mapping[str, Sequence[str
         return (
             f"{key}: no such key; values of M are shapes.nsets=[1,64], other sizes shapes=list shapes.items=[[M,N,K]]"
         )
+    if key == "shapes.items":
+        return f"{key}: no such key of this option of shapes; expected shapes=list '{key}=[[M,N,K]]'"
     return f"{key}: no such key{suggest_or_list(last, known)}"
 
 
+_GPUS = ("gpu", "nvidia", "amd", "rocm")
+"""Words that people type for a GPU."""
 _SIZES = ("m", "n", "k", "tokens", "rows", "batch_size", "batch_sizes")
 """Names that people type for the sizes of problems."""
 

@@ -277,6 +277,7 @@ def test_a_run_whose_table_is_no_longer_there(capfd: Captured) -> None:
         (["engine=vlm"], 2, "engine: 'vlm' is no engine; expected vllm or sglang; did you mean 'vllm'?\n"),
         (["engin=vllm"], 2, "doctor: engin: no such option; did you mean 'engine'?"),
         (["engine=vllm", "target=sm_90", "model=nowhere"], 2, "no file 'nowhere', expected a model's config.json"),
+        (["engine=vllm", "target=sm_90", "model=a/b-8B"], 2, "hf download a/b-8B config.json --local-dir a/b-8B"),
         (["model=nowhere"], 2, "doctor: model: an option of doctor engine=vllm and engine=sglang; expected engine="),
         (["engine=vllm", "targte=sm_90"], 2, "doctor: targte: no such option; did you mean 'target'?"),
         (["engine=vllm", "target=sm_90", "args=--x 'y z"], 2, "No closing quotation; expected a server's arguments"),

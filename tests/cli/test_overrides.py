@@ -151,7 +151,12 @@ def test_runs_in_one_second_have_folders_of_their_own(plans: list[Plan]) -> None
         (["shapes"], "shapes: no such pipeline; expected shapes=VALUE"),
         (["search.budget_s"], "search.budget_s: no such pipeline; expected search.budget_s=VALUE"),
         (["output="], "output: '' given, expected a folder, or NAME.csv"),
-        (["device=gpu"], "device: no option 'gpu'; did you mean 'cpu'? known: auto, cpu, cuda, hip, shared"),
+        (
+            ["device=gpu"],
+            "device: no option 'gpu'; expected device=cuda (NVIDIA), device=hip (AMD), or auto, the default",
+        ),
+        (["device=cud"], "device: no option 'cud'; did you mean 'cuda'? known: auto, cpu, cuda, hip, shared"),
+        (["shapes.items=[[1,64,64]]"], "shapes.items: no such key of this option of shapes; expected shapes=list '"),
         (
             ["--help", "srch"],
             "--help srch: no such group of options, no pipeline and no command; did you mean 'search'?",

@@ -3,6 +3,7 @@
 Batch sizes are numbers, or the name of an engine for its captured batch sizes.
 """
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,8 @@ from gemmpipe.sources.model.quantization import quantization_of, split_by_quanti
 from gemmpipe.sources.model.rules import language_model, linears
 
 _EXPECTED = f"expected whole numbers from 1 to {MAX_SIZE}, as in [1, 64, 4096], or vllm"
+_HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*")
+"""A model on the Hugging Face Hub: OWNER/NAME."""
 _ENGINES: Mapping[str, Callable[[], list[int]]] = {VLLM: lambda: vllm_capture_sizes(VLLM_MAX_CAPTURE)}
 
 
@@ -121,6 +124,8 @@ class ModelShapes(Source):
         file = path / "config.json" if path.is_dir() else path
         if not file.exists():
             near = suggest_path(path) if path.suffix == ".json" or not path.exists() else ""
+            if _HUB_NAME.fullmatch(str(self.path)) and not path.parent.exists():
+                near = f"; of a model on the Hugging Face Hub: hf download {path} config.json --local-dir {path}"
             raise UserError(f"shapes.path: no file '{file}', expected a model's config.json{near}")
         config = read_object(file)
         modelopt = file.with_name("hf_quant_config.json")
