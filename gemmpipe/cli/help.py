@@ -11,6 +11,7 @@ from gemmpipe.cli.command_line import CommandLine, is_recipe
 from gemmpipe.cli.commands import COMMANDS, load_command
 from gemmpipe.cli.folders import ConfigFolders, read_text, summary_line
 from gemmpipe.core.errors import UserError, suggest_or_list
+from gemmpipe.core.paths import shipped
 from gemmpipe.core.renamed import OPTIONS
 from gemmpipe.core.text_table import MAX_WIDTH, fold_width, terminal_width
 from gemmpipe.report.lines import wrapped
@@ -112,8 +113,12 @@ def topic_help(topic: str, folders: ConfigFolders) -> str:
         more = _to_fit(
             f"gemmpipe {topic} --cfg job prints every key; gemmpipe --help lists pipelines, options, flags", "  "
         )
-        engine = f"\n{reflowed(load_command('doctor_engine').HELP, terminal_width())}" if topic == "doctor" else ""
-        return f"# {folders.pipelines[topic]}\n{_file_text(folders.pipelines[topic])}{engine}\n{more}"
+        path, base = folders.pipelines[topic], shipped("pipelines") / "_base.yaml"
+        if topic == "doctor":
+            further = reflowed(load_command("doctor_engine").HELP, terminal_width())
+        else:
+            further = f"# {base}\n# Keys of every pipeline\n{_keys_text(base)}"
+        return f"# {path}\n{_file_text(path)}\n{further}\n{more}"
     if group not in folders.options:
         known = suggest_or_list(group, [*folders.options, *folders.pipelines, *COMMANDS])
         raise UserError(f"--help {topic}: no such group of options, no pipeline and no command{known}")
@@ -126,6 +131,13 @@ def topic_help(topic: str, folders: ConfigFolders) -> str:
     if name not in folders.options[group]:
         raise UserError(f"--help {topic}: no option '{name}'{suggest_or_list(name, folders.options[group])}")
     return "\n".join(_option_files(group, name, folders))
+
+
+def _keys_text(path: Path) -> str:
+    """The keys that every pipeline has, with their comments; not those that the program and Hydra set."""
+    blocks = re.split(r"^(?=\S)", _file_text(path), flags=re.MULTILINE)
+    left_out = ("#", "defaults:", "hydra:", "version:", "chain:")
+    return "".join(f"{block.rstrip()}\n" for block in blocks if block.strip() and not block.startswith(left_out))
 
 
 def _to_fit(text: str, indent: str) -> str:

@@ -112,6 +112,9 @@ def test_help_on_a_pipeline(folder: Path, capsys: pytest.CaptureFixture[str]) ->
     assert main(["merge", "--help"]) == main(["--help", "merge"]) == 0
     once, again = capsys.readouterr().out.split("# Merge of tuned tables")[1:]
     assert "chain: [load, merge]" in once
+    assert once.index("# Keys of every pipeline") < once.index("output: outputs/tuned # folder of the artifacts")
+    assert once.count("chain:") == 1
+    assert "hydra" not in once.partition("# Keys of every pipeline")[2]
     assert "gemmpipe merge --cfg job prints every key" in again
     assert main(["merge", "search=halving", "--help"]) == 0
     assert "keep_fraction" in capsys.readouterr().out, "the more specific topic is meant"
