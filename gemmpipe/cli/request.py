@@ -127,8 +127,8 @@ def _unknown_pipeline_hint(name: str, folders: ConfigFolders) -> str:
         return f"; a file of shapes is 'shapes=csv shapes.path={name}', a tuned one 'verify table={name}'"
     if name.split(".")[0].split("@")[0] in {*folders.options, *ROOT}:
         return f"; expected {name}=VALUE"
-    if name == "help":
-        return "; expected gemmpipe --help"
+    if name in ("help", "version"):
+        return f"; expected gemmpipe --{name}"
     close = suggest(name, [*folders.pipelines, *COMMANDS])
     return close or suggest_or_list(name, folders.pipelines)
 

@@ -120,6 +120,7 @@ def test_runs_in_one_second_have_folders_of_their_own(plans: list[Plan]) -> None
         (["shw"], "shw: no such pipeline; did you mean 'show'?"),
         (["rnus"], "rnus: no such pipeline; did you mean 'runs'?"),
         (["help"], "help: no such pipeline; expected gemmpipe --help"),
+        (["version"], "version: no such pipeline; expected gemmpipe --version"),
         (["help", "show"], "help show: no such command; expected gemmpipe --help show"),
         (["tune", "quick"], "quick: the pipeline is 'tune' already; expected key=value (gemmpipe --help tune)"),
         (
