@@ -26,7 +26,7 @@ methods (column policy) are counted and not compared, unless across=true.
 
   fail_above=2     exit code 1 if a product is slower by more than 2 percent for certain; 2 if no product is compared
   same_within=1    percent: changes within it are the same
-  default_noise=3  percent: the noise of rows without an interval
+  default_noise=3  percent: the noise of rows without an interval; of rows of a CPU 30 if not given
   across=true      compare rows of different devices or timing methods too
   n=20             the number of changed products to list; 0 for all
   markdown=true    Markdown, for the summary of a CI job
@@ -35,7 +35,7 @@ methods (column policy) are counted and not compared, unless across=true.
 _DEFAULTS: Mapping[str, str] = {
     "fail_above": "",
     "same_within": "1",
-    "default_noise": "3",
+    "default_noise": "",
     "across": "false",
     "n": "20",
     "markdown": "false",
@@ -58,7 +58,7 @@ def run(line: CommandLine) -> int:
         )
     rules = DiffRules(
         same_within_pct=_percent("same_within", given["same_within"]),
-        default_noise_pct=_percent("default_noise", given["default_noise"]),
+        default_noise_pct=_percent("default_noise", given["default_noise"]) if given["default_noise"] else None,
         across=is_true("across", given["across"]),
     )
     limit_pct = _percent("fail_above", given["fail_above"]) if given["fail_above"] else None

@@ -89,7 +89,9 @@ def note_lines(found: Difference) -> list[str]:
         was = "was" if shared == 1 else "were"
         notes.append(f"{counted(shared, 'product')} {was} timed while other processes used the device: unsure")
     if found.without_interval:
-        noise = f"{found.rules.default_noise_pct:g} % noise assumed (default_noise)"
+        sides = [choice for pair in found.pairs for choice in (pair.before, pair.after) if choice.noise_pct is None]
+        assumed = ", ".join(f"{percent:g} %" for percent in sorted({found.rules.noise_pct(choice) for choice in sides}))
+        noise = f"{assumed} noise assumed (default_noise)"
         notes.append(f"{counted(found.without_interval, 'row')} without an interval: {noise}")
     return notes
 

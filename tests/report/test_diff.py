@@ -287,3 +287,15 @@ def test_times_of_a_shared_device_are_never_sure(policies: tuple[str, str]) -> N
     assert found.counts["unsure"] == 1
     assert found.slower_by(2) == []
     assert "1 product was timed while other processes used the device: unsure" in note_lines(found)
+
+
+@pytest.mark.parametrize(
+    ("gfx", "given_pct", "verdict"),
+    [("sm_90", None, SLOWER), ("cpu_avx512", None, UNSURE), ("cpu_avx512", 3.0, SLOWER), ("sm_90", 30.0, UNSURE)],
+)
+def test_times_without_an_interval_on_a_cpu_are_less_sure(gfx: str, given_pct: float | None, verdict: str) -> None:
+    before, after = _table(_choice(noise_pct=None, gfx=gfx)), _table(_choice(noise_pct=None, gfx=gfx, time_us=12.7))
+    found = compare(before, after, DiffRules(default_noise_pct=given_pct))
+    assert [pair.verdict for pair in found.pairs] == [verdict]
+    assumed = given_pct or (3 if gfx == "sm_90" else 30)
+    assert f"2 rows without an interval: {assumed:g} % noise assumed (default_noise)" in text_lines(found, 120, 9)
