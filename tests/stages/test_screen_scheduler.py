@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 from typing import Any, cast
 
+from gemmpipe.bench.screening import ScreenJob
 from gemmpipe.core.data import Build, BuildFacts
 from gemmpipe.executors import BuildResult, BuildsAhead
 from gemmpipe.stages.screen.scheduler import Scheduler
@@ -42,3 +43,19 @@ def test_a_build_for_the_finals_is_that_of_a_search_too_if_one_waits_for_it() ->
         assert f"journal {BUILD.id}" in recorded
         assert (f"searches {BUILD.id}" in recorded) == waits
     assert finished == [BUILD.id]
+
+
+def test_a_job_that_begins_at_once_is_what_runs_now() -> None:
+    """A job on a CPU can take many seconds, in which the last result is of another problem."""
+    sent: list[ScreenJob] = []
+    pool = SimpleNamespace(submit=lambda job, worker: sent.append(job), backlog=lambda worker: len(sent))
+    journal = SimpleNamespace(launch=lambda stage, problem, candidates: None)
+    family = SimpleNamespace(baseline=())
+    context = SimpleNamespace(pool=pool, time_account=None, journal=journal, builds_ahead=BuildsAhead(), family=family)
+    scheduler = Scheduler(cast(Any, context), cast(Any, None), cast(Any, None), cast(Any, None), cast(Any, None))
+    first, second = (cast(Any, SimpleNamespace(problem=SimpleNamespace(id=name))) for name in "ab")
+    scheduler._next_requests = lambda state: cast(Any, [SimpleNamespace(candidate="c")])  # type: ignore[method-assign]
+    assert scheduler._submit_batch(first, 0)
+    assert scheduler._submit_batch(second, 0)
+    assert [job.problem.id for job in sent] == ["a", "b"]
+    assert scheduler.running_now is first

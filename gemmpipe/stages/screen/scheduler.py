@@ -57,7 +57,7 @@ class Scheduler:
         self._when_finished = when_finished
         self._work = work
         self.running_now: ProblemState | None = None
-        """The problem of the last result, which a device is timing."""
+        """The problem that a device is timing: of the last job that began at once, or else of the last result."""
 
     def add(self, state: ProblemState) -> None:
         """Takes a problem and queues its builds: they compile while the next problem is listed."""
@@ -265,6 +265,8 @@ class Scheduler:
             timer=self._timer,
             library=frozenset(self._context.family.baseline),
         )
+        if not self._pool.backlog(worker):  # it begins at once, and its first result may come after many seconds
+            self.running_now = state
         self._pool.submit(job, worker)
         return True
 
