@@ -1,5 +1,6 @@
 """The bench stage: checks the shortlist against the reference and times it in interleaved rounds (the finals)."""
 
+import time
 from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,14 +17,15 @@ from gemmpipe.executors import BuildResult, JobResult, drain_on_interrupt
 from gemmpipe.stages import POLL_S, Context, Stage
 from gemmpipe.stages.dispatch import DeviceMonitor, dispatch_jobs
 from gemmpipe.stages.finals_cost import ExpectedFinal, FinalsCost, expected_s, expected_times_us
-from gemmpipe.stages.finals_work import BudgetFit, FinalsWork, unsure_factor, usual_finals_s
+from gemmpipe.stages.finals_work import COMPARED, BudgetFit, FinalsWork, unsure_factor, usual_finals_s
+from gemmpipe.stages.first_launches import FirstLaunchPace, first_launches
 from gemmpipe.stages.needed_builds import FinalsBuilds
 from gemmpipe.stages.rows import candidate_of, trial_frame
 
 if TYPE_CHECKING:
     import pandas as pd
 
-_ALWAYS_TIMED = ("incumbent", "compared", "unlike")  # roles in the shortlist
+_ALWAYS_TIMED = ("incumbent", *COMPARED)  # roles in the shortlist
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,12 +112,7 @@ class Bench(Stage):
         progress = _FinalsProgress(context)
         jobs = [progress.start(self._job(p, by_problem.get(p.id, []), context.finals)) for p in context.problems]
         total = len(jobs)
-        costs = {
-            p.id: self.cost(p, context, all_rounds=any(row["role"] in _ALWAYS_TIMED for row in by_problem[p.id]))
-            for p in context.problems
-            if p.id in progress.pending
-        }
-        work = FinalsWork(by_problem, progress.pending, costs, expected_times_us(tables, context.problems))
+        work, pace = self._work(tables, by_problem, progress.pending, context)
         fit = BudgetFit(budget, work, tables, context) if budget is not None else None
         _emit_stage(work, total, context)
         if budget is not None:
@@ -139,10 +136,33 @@ class Bench(Stage):
                 if fit is not None:
                     fit.leave_late(queue, progress.pending)
                 context.check()
-                _emit_progress(work, fit, progress.pending, total, context)
+                _emit_progress(work, pace, fit, progress.pending, total, context)
         if fit is not None and (line := fit.line()):
             context.events.emit("line", line)
         return progress.trials
+
+    def _work(
+        self,
+        tables: "dict[str, pd.DataFrame]",
+        rows: Mapping[str, Sequence[Mapping[Hashable, object]]],
+        pending: Mapping[str, Collection[Candidate]],
+        context: Context,
+    ) -> tuple[FinalsWork, FirstLaunchPace]:
+        """The expected time of the open finalists, and its pace; `rows`: the shortlist by problem id."""
+        problems = [p for p in context.problems if p.id in pending]
+        costs = {
+            p.id: self.cost(p, context, all_rounds=any(row["role"] in _ALWAYS_TIMED for row in rows[p.id]))
+            for p in problems
+        }
+        compared = {(p.id, row["candidate"]) for p in problems for row in rows[p.id] if row["role"] in COMPARED}
+        entries = {
+            p: [c for c in sorted(pending[p.id], key=lambda c: c.id) if (p.id, c.id) in compared] for p in problems
+        }
+        times_us = expected_times_us(tables, context.problems)
+        launches = first_launches(entries, context)
+        first_s = {key: launch.seconds for key, launch in launches.items()}
+        work = FinalsWork(rows, pending, costs, times_us, first_s)
+        return work, FirstLaunchPace(launches, work, pending, len(context.pool.devices), time.monotonic())
 
     def _job(self, problem: Problem, rows: Sequence[Mapping[Hashable, object]], stage: str) -> FinalsJob:
         roles = {str(row["candidate"]): row["role"] for row in rows}
@@ -168,18 +188,25 @@ def _emit_stage(work: FinalsWork, problems: int, context: Context) -> None:
 
 
 def _emit_progress(
-    work: FinalsWork, fit: BudgetFit | None, pending: Mapping[str, set[Candidate]], total: int, context: Context
+    work: FinalsWork,
+    pace: FirstLaunchPace,
+    fit: BudgetFit | None,
+    pending: Mapping[str, set[Candidate]],
+    total: int,
+    context: Context,
 ) -> None:
     end = fit.run_end(pending) if fit is not None else None
+    stage_s, range_s = pace.measure(pending, time.monotonic())
     context.events.emit(
         "progress",
         _text_now(pending, context),
         done=total - len(pending),
         total=total,
         share=work.share(pending),
+        stage_s=stage_s,
         stage_factor=unsure_factor(len(pending)) if context.device.kind == "cpu" else 1.0,
         left_s=end.left_s if end is not None else None,
-        left_range_s=end.range_s if end is not None else None,
+        left_range_s=end.range_s if end is not None else range_s,
         most_s=fit.most_s(pending) if fit is not None else None,
     )
 

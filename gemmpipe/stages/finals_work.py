@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
 _USUAL_TIMER = Timer(warmup=5, iters=101, rounds=30, budget_ms=250)  # as conf/timer/accurate.yaml has it
+COMPARED = ("compared", "unlike")
+"""Roles of a comparison's entries in the shortlist: no screening has launched them."""
 Row = Mapping[Hashable, object]
 
 
@@ -35,18 +37,22 @@ class FinalsWork:
         pending: Mapping[str, Collection[Candidate]],
         costs: Mapping[str, FinalsCost],
         expected_us: Mapping[str, float] | None = None,
+        first_s: Mapping[tuple[str, str], float] | None = None,
     ) -> None:
         """`rows`: the finalists of the shortlist, `costs`: what they cost; by problem id, as `pending`.
 
-        `pending`: those without a trial. `expected_us`: the time of finalists that screening has not timed.
+        `pending`: those without a trial. `expected_us`: the time of finalists that screening has not timed. `first_s`:
+        by (problem id, candidate id), by how much longer its first launch takes.
         """
-        expected = expected_us or {}
+        expected, first = expected_us or {}, first_s or {}
         self._setup_s = {name: costs[name].setup_s for name in pending}
         self._costs_s: dict[str, dict[str, float]] = {}
         """By problem id, then candidate id."""
         for name in pending:
             self._costs_s[name] = {
-                str(row["candidate"]): _finalist_s(row, costs[name], expected.get(name)) for row in rows.get(name, ())
+                str(row["candidate"]): _finalist_s(row, costs[name], expected.get(name))
+                + first.get((name, str(row["candidate"])), 0.0)
+                for row in rows.get(name, ())
             }
         self._total_s = self.left_s(pending)
 
@@ -83,7 +89,7 @@ class FinalsWork:
 def _finalist_s(row: Row, cost: FinalsCost, expected_us: float | None) -> float:
     """The expected seconds of a row of the shortlist."""
     time_us, role = _time_us(row["us"], expected_us), row.get("role")
-    if role in ("compared", "unlike"):
+    if role in COMPARED:
         return cost.entry_s(time_us)
     # A library that is slower leaves the race early, also where a present choice runs all rounds.
     return (replace(cost, all_rounds=False) if role == "library" else cost).finalist_s(time_us)

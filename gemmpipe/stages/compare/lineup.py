@@ -24,6 +24,7 @@ from gemmpipe.stages.compare import entries
 from gemmpipe.stages.compare.ahead import compile_entries
 from gemmpipe.stages.compare.entries import LineupEntry
 from gemmpipe.stages.dispatch import dispatch_jobs
+from gemmpipe.stages.first_launches import first_launches
 from gemmpipe.stages.history import native_tables
 from gemmpipe.stages.needed_builds import finals_form
 from gemmpipe.stages.rows import untimed_row
@@ -216,8 +217,10 @@ def _more_finals_s(found: Mapping[str, Sequence[LineupEntry]], context: Context)
     """How much longer the finals take than the step has said, now that their entries are known."""
     if context.finals_s is None:
         return 0.0
-    timed = sum(entry.candidate is not None for these in found.values() for entry in these)
-    return context.finals_s({}, round(timed / max(1, len(found))))
+    timed = {name: [entry.candidate for entry in these if entry.candidate] for name, these in found.items()}
+    launches = first_launches({p: timed[p.id] for p in context.problems if p.id in timed}, context)
+    finals_s = context.finals_s({}, round(sum(map(len, timed.values())) / max(1, len(found))))
+    return finals_s + sum(launch.seconds for launch in launches.values()) / context.device_count
 
 
 def _autotune_entries(listings: Sequence[CandidateList], context: Context) -> Iterator[tuple[str, LineupEntry]]:
