@@ -166,8 +166,7 @@ def _next_command(plan: "Plan", device: Device, failures: Mapping[str, list[str 
     typed = [each for each in plan.overrides if not each.startswith(("~", *_OF_TABLES))]
     keys = {override.partition("=")[0] for override in typed}
     if "kernel" not in keys:
-        # Libraries of a CPU multiply 16 bits as they are stored, so that the run has speed-ups.
-        typed.append(f"kernel={'a16w16' if device.kind == 'cpu' else plan.family.name}")
+        typed.append(f"kernel={plan.family.name}")
     if "shapes" not in keys:
         small = ["shapes=list", "shapes.items=[{M: [1, 64], N: 512, K: 1024}]"]
         typed += ["shapes=llama8b"] if device.kind != "cpu" else small
