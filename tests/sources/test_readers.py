@@ -3,12 +3,13 @@
 import gzip
 import itertools
 import json
+import re
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from pairwise import few
 
@@ -170,9 +171,15 @@ def test_one_byte_changes_one_row_or_is_refused(
         write(products, path)
         raw = bytearray(path.read_bytes())
         place = data.draw(st.integers(0, len(raw) - 1))
+        assume(not in_a_time(raw, place))
         raw[place] = data.draw(st.sampled_from([0, 10, 32, 34, 44, 48, 49, 57, 65, 120, 200]) | st.integers(0, 255))
         path.write_bytes(raw)
         check(lambda: read(source, path), expected(products, counted=counted))
+
+
+def in_a_time(raw: bytes | bytearray, place: int) -> bool:
+    """True in a trace's start or duration: an event that takes longer encloses those after it, which are its own then."""
+    return re.search(rb'"(ts|dur)": [0-9.]*$', raw[max(0, place - 20) : place]) is not None
 
 
 @pytest.mark.parametrize(("write", "name"), few([(write_capture, "seen.csv"), (write_untuned, "untuned.csv")], 0))
