@@ -178,7 +178,7 @@ def test_one_byte_changes_one_row_or_is_refused(
 
 
 def in_a_time(raw: bytes | bytearray, place: int) -> bool:
-    """True in a trace's start or duration: an event that takes longer encloses those after it, which are its own then."""
+    """True in a trace's start or duration: an event that takes longer encloses those after it as its own."""
     return re.search(rb'"(ts|dur)": [0-9.]*$', raw[max(0, place - 20) : place]) is not None
 
 
