@@ -177,12 +177,12 @@ def run(
 def load(run: str | Path = "last") -> RunResult:
     """The result of the finished run in a folder; for "last" of the newest one in `outputs/runs` that timed something.
 
-    Raises UserError if there is none.
+    "last~1" is the one before it. Raises UserError if there is none.
     """
-    from gemmpipe.report.last_run import ENDED, LAST, WITH_OWN_RESULTS, last_run
+    from gemmpipe.report.last_run import ENDED, WITH_OWN_RESULTS, last_run, names_last
 
-    if run == LAST:
-        return _result(last_run((WITH_OWN_RESULTS, ENDED), f"load: {LAST}", "the folder of a run"))
+    if isinstance(run, str) and names_last(run):
+        return _result(last_run(run, (WITH_OWN_RESULTS, ENDED), f"load: {run}", "the folder of a run"))
     folder = _path("load", run)
     if folder.is_file():
         raise UserError(f"load: {folder}: a file; expected the folder of a run (pandas.read_csv reads a table)")

@@ -16,8 +16,9 @@ from gemmpipe.report.diff_text import as_json, markdown_lines, text_lines
 
 HELP = """gemmpipe diff A B [fail_above=PERCENT] [markdown=true] [json=true] ...
 
-Compares B (after) with A (before), product by product. A side is the folder of a run, a tuned table (CSV), `last` (the
-newest run with choices) or `shipped` (the shipped table of the kernel of the other side): gemmpipe diff shipped last
+Compares B (after) with A (before), product by product: gemmpipe diff last~1 last. A side is the folder of a run, a
+tuned table (CSV), `last` (the newest run with choices), `last~1` (the run before it) or `shipped` (the shipped table of
+the kernel of the other side).
 
 Each time has an interval: its noise against the runner-up (column noise_pct), or half the interval of its ratio to the
 baseline (ratio_low, ratio_high), whichever is larger. Verdicts: faster or slower if the intervals of both sides do not

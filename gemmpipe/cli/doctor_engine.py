@@ -55,7 +55,7 @@ reads tuned files; and, with run=, what the alternatives take and how to choose 
 
   args=...       the server's arguments
   log=FILE       the server's log: its engine, version, arguments, kernels and files
-  run=...        a run (or a tuned table) with times of the alternatives
+  run=...        a run (or last~1, the run before the last one, or a tuned table) with times of the alternatives
   model=DIR      the config.json of the served model, or its folder: only its layers, with their sizes on one device
   kernel=FAMILY  the kernel of a table whose name has none
   target=sm_90   the device's architecture, where it is not in this machine, and neither the log nor run= names it

@@ -14,7 +14,7 @@ from gemmpipe.core.events import Event, Events, counted
 from gemmpipe.core.paths import tables_variable
 from gemmpipe.core.shell import shell_join, shell_quote
 from gemmpipe.core.text_table import fold_width
-from gemmpipe.report.last_run import LAST, WITH_SELECTIONS, last_run, named_folder, suggest_run
+from gemmpipe.report.last_run import WITH_SELECTIONS, last_run, named_folder, names_last, suggest_run
 from gemmpipe.report.lines import Line, fitted
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ gemmpipe export RUN vllm|sglang install=true [package=DIR]
 gemmpipe export vllm|sglang undo=true [package=DIR]
 
 Writes what a finished run chose in the form of an engine, without timing again, and prints where the files belong
-and the launch line that uses them. RUN is the folder of a run, or last.
+and the launch line that uses them. RUN is the folder of a run, last, or last~1.
 
   vllm, sglang   JSON files of the engine's own Triton functions; the run must have timed these (format=[vllm])
   aiter          aiter's table: the rows with kernels of aiter
@@ -155,20 +155,20 @@ def _print(text: str) -> None:
 
 
 def find_choices(command: str, place: str, kernel: str, config_dir: Path | None) -> "Choices":
-    """The choices of a run (its folder, or `last`), or of a tuned table of this `kernel`, else of that of its name.
+    """The choices of a run (a folder, `last`, `last~N`), or of a tuned table of this `kernel`, else that of its name.
 
     Raises UserError if there is neither.
     """
-    path = named_folder(place, f"{command}: {place}")
-    if place != LAST and not path.exists():
+    path, is_last = named_folder(place, f"{command}: {place}"), names_last(place)
+    if not is_last and not path.exists():
         expected = "expected the folder of a run, last, or a tuned table"
         raise UserError(f"{command}: no file or folder '{place}'; {expected}{suggest_run(place)}")
     if kernel and not path.is_file():
         raise UserError(f"{command}: kernel: only a table takes it; a run names its kernel")
-    if not path.exists():
-        path = last_run((WITH_SELECTIONS,), f"{command}: {LAST}", "the folder of a run, or a tuned table")
+    if is_last:
+        path = last_run(place, (WITH_SELECTIONS,), f"{command}: {place}", "the folder of a run, or a tuned table")
     with announced(f"reading {path}"):
-        return _read_choices(path.absolute() if place == LAST else path, kernel, config_dir)
+        return _read_choices(path.absolute() if is_last else path, kernel, config_dir)
 
 
 def _read_choices(path: Path, kernel: str, config_dir: Path | None) -> "Choices":

@@ -15,7 +15,7 @@ from gemmpipe.core.errors import UserError
 from gemmpipe.core.files import suggest_path
 from gemmpipe.core.paths import REPORT, RUNS
 from gemmpipe.journal import NAME as JOURNAL
-from gemmpipe.report.last_run import LAST, TO_WATCH, WITH_PRODUCTS, last_run, suggest_run
+from gemmpipe.report.last_run import LAST, TO_WATCH, WITH_PRODUCTS, last_run, names_last, suggest_run
 from gemmpipe.report.run_folder import RUNNING, describe_run, is_run
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ their spread, the candidates of each product, the search, the knobs that matter,
 wall time and the state of the device. It reads finished runs, the journal of one that still runs or was killed, and
 tuned tables alone (with what they hold).
 
-  last            the newest run with products, also while it runs; the default
+  last            the newest run with products, also while it runs; the default; last~1 is the run before it
   RUN             the folder of a run, or its name under outputs/runs
   TABLE.csv       a tuned table; several of one kernel become one report
   out=FILE        the file: RUN/report.html, or TABLE_report.html in this folder, unless given
@@ -107,9 +107,9 @@ def _sources(names: tuple[str, ...], *, watch: bool) -> tuple[list[Path], list[P
     runs, tables = [], []
     for name in names:
         path = Path(name).expanduser() if not name.startswith("~") or "/" in name else Path(name)
-        if name == LAST:
+        if names_last(name):
             condition = TO_WATCH if watch else WITH_PRODUCTS
-            runs.append(last_run((condition,), f"report: {LAST}", "the folder of a run or a tuned table"))
+            runs.append(last_run(name, (condition,), f"report: {name}", "the folder of a run or a tuned table"))
         elif path.name == JOURNAL:
             runs.append(_run_folder(path.parent, name))
         elif path.is_file() or path.suffix == ".csv":

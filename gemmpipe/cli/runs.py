@@ -22,7 +22,7 @@ from gemmpipe.core.errors import UserError
 from gemmpipe.core.files import read_regular
 from gemmpipe.core.paths import is_in_runs_folder
 from gemmpipe.journal import NAME as JOURNAL
-from gemmpipe.report.last_run import LAST, RESUMABLE, REUSABLE, last_run, named_folder, suggest_run
+from gemmpipe.report.last_run import RESUMABLE, REUSABLE, last_run, named_folder, names_last, suggest_run
 from gemmpipe.report.run_folder import SWEEP, has_trials
 
 _STARTUP_FILES = {".hydra", JOURNAL}
@@ -76,7 +76,7 @@ class PreviousRun:
 
 def find_run(key: str, value: str, pipeline: str | None, config_dir_typed: bool) -> PreviousRun:
     """The run that `resume=` or `reuse=` names. Raises UserError if it does not exist or is not a run's folder."""
-    folder = _last(key, pipeline) if value == LAST else named_folder(value, f"{key}={value}")
+    folder = _last(key, value, pipeline) if names_last(value) else named_folder(value, f"{key}={value}")
     if not folder.is_dir():
         raise UserError(f"{key}={value}: no such folder; expected the folder of a run, or 'last'{suggest_run(value)}")
     if (folder / SWEEP).is_file():
@@ -91,9 +91,9 @@ def find_run(key: str, value: str, pipeline: str | None, config_dir_typed: bool)
     return run
 
 
-def _last(key: str, pipeline: str | None) -> Path:
+def _last(key: str, value: str, pipeline: str | None) -> Path:
     condition = RESUMABLE if key == "resume" else REUSABLE
-    return last_run((condition,), f"{key}={LAST}", f"{key}=DIR", pipeline)
+    return last_run(value, (condition,), f"{key}={value}", f"{key}=DIR", pipeline)
 
 
 def _read_run(folder: Path, where: str, config_dir_typed: bool) -> PreviousRun:

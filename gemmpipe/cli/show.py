@@ -13,17 +13,17 @@ from gemmpipe.cli.run_list import is_true, whole_number
 from gemmpipe.core.errors import UserError
 from gemmpipe.core.files import suggest_path
 from gemmpipe.core.text_table import terminal_width
-from gemmpipe.report.last_run import LAST, find_finished
+from gemmpipe.report.last_run import LAST, find_finished, names_last
 from gemmpipe.report.run_folder import is_run
 
 if TYPE_CHECKING:
     from gemmpipe.report.data import RunData
 
-HELP = """gemmpipe show [last|DIR|TABLE.csv] [KEY=VALUE ...] [candidates=20] [json=true]
+HELP = """gemmpipe show [last|last~1|DIR|TABLE.csv] [KEY=VALUE ...] [candidates=20] [json=true]
 
 Shows a run again: its figures, the choices of all products, the way through the space, the time of each resource, and
-what is not done. `last` (the default) is the newest finished run with choices under outputs/runs; a folder may also be
-of a run that is running or was killed. Nothing is decided or written.
+what is not done. `last` (the default) is the newest finished run with choices under outputs/runs, `last~1` the run
+before it; a folder may also be of a run that is running or was killed. Nothing is decided or written.
 
   gemmpipe show last m=4 n=1280 k=8192     one product: its finals, and the fastest candidates of its search
   candidates=20                            the number of candidates of the search to list
@@ -67,14 +67,14 @@ def _wanted(arguments: list[str]) -> dict[str, str]:
 def _place(name: str, kernel: str) -> Path:
     """The table or the folder of a run that is meant. Raises UserError if there is none."""
     path = Path(name).expanduser()
-    if name != LAST and (path.is_file() or path.suffix == ".csv"):
+    if not names_last(name) and (path.is_file() or path.suffix == ".csv"):
         if not path.is_file():
             expected = "expected the folder of a run, a table, or 'last'"
             raise UserError(f"show: {name}: no such file; {expected}{suggest_path(path)}")
         return path
     if kernel:
         raise UserError("show: kernel: only a table takes it; a run names its kernel")
-    return path if name != LAST and is_run(path) else find_finished(name, "show")
+    return path if not names_last(name) and is_run(path) else find_finished(name, "show")
 
 
 def _read(place: Path, kernel: str) -> "RunData":

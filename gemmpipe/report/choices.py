@@ -14,7 +14,7 @@ from gemmpipe.core.files import is_number, read_cells, suggest_path
 from gemmpipe.core.paths import SELECTIONS as SELECTIONS_FILE
 from gemmpipe.core.paths import shipped_tables
 from gemmpipe.core.schema import DEVICE_COLUMNS, RESULT, SELECTIONS
-from gemmpipe.report.last_run import LAST, find_finished
+from gemmpipe.report.last_run import LAST, find_finished, names_last
 from gemmpipe.report.run_folder import nothing_timed, read_manifest
 from gemmpipe.tables.file_names import is_table_file
 from gemmpipe.tables.merge import Row, used_rows
@@ -93,9 +93,9 @@ def read_sides(before: str, after: str, command: str) -> tuple[ChoiceTable, Choi
 
 
 def read_choices(name: str, command: str) -> ChoiceTable:
-    """The choices of a run's folder, of `last`, or of a tuned table. Raises UserError."""
+    """The choices of a run's folder, of `last` or `last~N`, or of a tuned table. Raises UserError."""
     path = Path(name).expanduser()
-    if name != LAST and (path.is_file() or path.suffix == ".csv"):
+    if not names_last(name) and (path.is_file() or path.suffix == ".csv"):
         if not path.exists():
             expected = "expected a run, a table, 'last' or 'shipped'"
             raise UserError(f"{command}: {name}: no such file; {expected}{suggest_path(path)}")

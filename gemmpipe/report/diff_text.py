@@ -8,8 +8,9 @@ from gemmpipe.core.errors import printable
 from gemmpipe.core.events import counted
 from gemmpipe.core.text_table import Column, aligned, escape_markdown, markdown
 from gemmpipe.core.units import speedup_text, time_text
-from gemmpipe.report.choices import Choice, ChoiceTable
+from gemmpipe.report.choices import SHIPPED, Choice, ChoiceTable
 from gemmpipe.report.diff import FASTER, SLOWER, UNSURE, VERDICTS, Difference, Pair, on_shared_device
+from gemmpipe.report.last_run import names_last
 from gemmpipe.report.lines import KNOB_LETTERS, marked_knobs, wrapped
 from gemmpipe.report.results import spread
 
@@ -110,7 +111,7 @@ def side_text(side: ChoiceTable) -> str:
     """A side in one line: name, path, products, devices."""
     devices = ", ".join(side.devices)
     kernel = f"{side.kernel}, " if side.kernel else ""
-    name = f"{side.name} = " if side.name in ("last", "shipped") else ""
+    name = f"{side.name} = " if names_last(side.name) or side.name == SHIPPED else ""
     return printable(f"{name}{side.path}: {kernel}{counted(len(side.choices), 'product')}, {devices}")
 
 

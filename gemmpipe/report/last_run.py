@@ -1,7 +1,7 @@
 """The run that a user names: a folder, or `last`, the newest run that has what a command needs.
 
-Every command that takes `last` asks `last_run` with a condition of this module; the newest run is the one whose file
-`Condition.dated_by` was written last.
+`last~1` is the run before that one, and so on, as in git. Every command that takes these names asks `last_run` with a
+condition of this module; the newest run is the one whose file `Condition.dated_by` was written last.
 """
 
 import contextlib
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gemmpipe.core.errors import UserError, suggest
+from gemmpipe.core.events import counted
 from gemmpipe.core.files import read_cells, suggest_path
 from gemmpipe.core.paths import MANIFEST, RUNS, SELECTIONS
 from gemmpipe.journal import NAME as JOURNAL
@@ -32,6 +33,9 @@ from gemmpipe.report.run_folder import (
 
 LAST = "last"
 """The name of the newest run."""
+_EARLIER = f"{LAST}~"
+"""How the name of an earlier run begins; the number of newer ones follows."""
+_MOST_DIGITS = 10
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,21 +110,44 @@ ENDED = Condition(run="finished run", dated_by=MANIFEST, holds=lambda folder: Tr
 """For `gemmpipe.load`, after WITH_OWN_RESULTS."""
 
 
-def last_run(conditions: tuple[Condition, ...], where: str, expected: str, pipeline: str | None = None) -> Path:
-    """The newest run that meets the first of the conditions that any run meets, of one pipeline if it is named.
+def names_last(name: str) -> bool:
+    """True for `last` and `last~N`, also with an N that is no number."""
+    return name == LAST or name.startswith(_EARLIER)
 
-    Raises UserError, which begins with `where` and ends with what is `expected`, if there is none.
+
+def last_run(
+    name: str, conditions: tuple[Condition, ...], where: str, expected: str, pipeline: str | None = None
+) -> Path:
+    """The run named `last` or `last~N`: the newest one, or that before N newer ones, of one pipeline if it is named.
+
+    The runs are those that meet the first of the conditions that any run meets. Raises UserError, which begins with
+    `where` and ends with what is `expected`, if there is none or if there are too few.
     """
+    newer = _newer(name, where)
     folders = run_folders(RUNS, pipeline or "")
+    root = RUNS / pipeline if pipeline else RUNS
     for condition in conditions:
         dated = [folder for folder in folders if (folder / condition.dated_by).is_file()]
         dated.sort(key=lambda folder: (folder / condition.dated_by).stat().st_mtime_ns, reverse=True)
-        found = next(filter(condition.holds, dated), None)
-        if found is not None:
-            return found
-    root = RUNS / pipeline if pipeline else RUNS
+        found = list(itertools.islice(filter(condition.holds, dated), newer + 1))
+        if len(found) > newer:
+            return found[newer]
+        if found:
+            oldest = LAST if len(found) == 1 else f"{_EARLIER}{len(found) - 1}"
+            there = counted(len(found), condition.run, condition.run.replace("run", "runs", 1))
+            raise UserError(f"{where}: only {there} under {root}; expected at most {oldest}, or {expected}")
     unended = _unended(folders) if conditions[-1].dated_by == MANIFEST else ""
     raise UserError(f"{where}: no {conditions[-1].run} under {root}; expected {expected}{unended}")
+
+
+def _newer(name: str, where: str) -> int:
+    """The number of newer runs in a name: 0 for `last`, N for `last~N`. Raises UserError for another text."""
+    if name == LAST:
+        return 0
+    text = name.removeprefix(_EARLIER)
+    if not (text.isascii() and text.isdecimal() and len(text) < _MOST_DIGITS):
+        raise UserError(f"{where}: no whole number after ~; expected such as {_EARLIER}1, the run before the last one")
+    return int(text)
 
 
 def _unended(folders: Sequence[Path]) -> str:
@@ -132,14 +159,14 @@ def _unended(folders: Sequence[Path]) -> str:
 
 
 def find_finished(name: str, command: str, words: tuple[str, ...] = (LAST,)) -> Path:
-    """The folder of the finished run that a user names: a folder, or `last` for the newest with choices.
+    """The folder of the finished run that a user names: a folder, `last` for the newest with choices, or `last~N`.
 
     `words`: those that the command takes instead of a folder. Raises UserError if there is none.
     """
-    if name == LAST:
+    if names_last(name):
         demo = newest_demo()
         expected = f"the folder of a run{f', such as that of gemmpipe demo, {demo}' if demo else ''}"
-        return last_run((WITH_CHOICES,), f"{command}: {LAST}", expected)
+        return last_run(name, (WITH_CHOICES,), f"{command}: {name}", expected)
     folder = named_folder(name, f"{command}: {name}")
     if not folder.is_dir():
         raise UserError(

@@ -3,6 +3,7 @@
 import fcntl
 import json
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -74,38 +75,38 @@ def _write(kind: str, root: Path = RUNS / "tune") -> Path:
     return folder
 
 
-def _reported(watch: bool) -> Path:
-    ((folder,), _) = report_command._sources(("last",), watch=watch)
+def _reported(name: str, watch: bool) -> Path:
+    ((folder,), _) = report_command._sources((name,), watch=watch)
     return folder
 
 
-def _exported() -> Path:
+def _exported(name: str) -> Path:
     """The folder that the export reads: these manifests name no kernel, so that reading ends at them."""
     with pytest.raises(UserError) as raised:
-        find_choices("export", "last", "", None)
+        find_choices("export", name, "", None)
     return Path(str(raised.value).partition(":")[0]).parent
 
 
-COMMANDS: dict[str, tuple[Callable[[], Path], set[str]]] = {
-    "show": (lambda: find_finished("last", "show"), {"chosen"}),
-    "diff": (lambda: read_choices("last", "diff").path, {"chosen"}),
+COMMANDS: dict[str, tuple[Callable[[str], Path], set[str]]] = {
+    "show": (lambda name: find_finished(name, "show"), {"chosen"}),
+    "diff": (lambda name: read_choices(name, "diff").path, {"chosen"}),
     "export": (_exported, {"chosen", "bucketed"}),
-    "report": (lambda: _reported(watch=False), {"chosen", "interrupted", "killed"}),
-    "report --watch": (lambda: _reported(watch=True), {"chosen", "interrupted", "killed", "running"}),
+    "report": (lambda name: _reported(name, watch=False), {"chosen", "interrupted", "killed"}),
+    "report --watch": (lambda name: _reported(name, watch=True), {"chosen", "interrupted", "killed", "running"}),
     "load": (
-        lambda: api.load("last").folder,
+        lambda name: api.load(name).folder,
         {"chosen", "bucketed", "failed", "too late", "verified"},
     ),
     "reuse=": (
-        lambda: find_run("reuse", "last", None, False).folder,
+        lambda name: find_run("reuse", name, None, False).folder,
         {"chosen", "bucketed", "failed", "too late", "stopped", "interrupted", "killed", "running"},
     ),
     "resume=": (
-        lambda: find_run("resume", "last", None, False).folder,
+        lambda name: find_run("resume", name, None, False).folder,
         {"chosen", "bucketed", "failed", "too late", "verified", "stopped", "interrupted", "killed", "running"},
     ),
 }
-"""The run that a command takes as `last`, and the kinds of runs that it may be."""
+"""The run that a command takes as `last` (or an earlier one), and the kinds of runs that it may be."""
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -113,14 +114,30 @@ COMMANDS: dict[str, tuple[Callable[[], Path], set[str]]] = {
 def test_last_is_the_newest_run_that_meets_the_condition(command: str, kind: str) -> None:
     """A run that the command cannot use, or that is older, does not hide the one that it can."""
     find, usable = COMMANDS[command]
-    _write("chosen")
-    older = _write("chosen")
-    newest = _write(kind)
+    oldest, older, newest = _write("chosen"), _write("chosen"), _write(kind)
     with (newest / "trials.jsonl").open() as stream:
         if kind == "running":
             fcntl.flock(stream, fcntl.LOCK_EX)
-        found = find()
+        found, before = find("last"), find("last~1")
     assert found.resolve() == (newest if kind in usable else older).resolve()
+    assert before.resolve() == (older if kind in usable else oldest).resolve()
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_an_earlier_run_that_does_not_exist_is_one_line(command: str) -> None:
+    find: Callable[[str], object] = COMMANDS[command][0]
+    if command == "export":
+        find = lambda name: find_choices("export", name, "", None)  # noqa: E731
+    where = f"{command}last~2: " if command.endswith("=") else f"{command.split()[0]}: last~2: "
+    for number, oldest in enumerate(("last", "last~1"), 1):
+        _write("chosen")
+        with pytest.raises(UserError) as raised:
+            find("last~2")
+        some = rf"only {number} (finished )?run{'s' * (number > 1)}( \w+)* under outputs/runs"
+        assert re.fullmatch(rf"{where}{some}; expected at most {oldest}, or .+", str(raised.value))
+    for wrong in ("", "x", "-1", "1.5", "\u0661", "9" * 30):
+        with pytest.raises(UserError, match=re.escape("expected such as last~1, the run before the last one")):
+            find(f"last~{wrong}")
 
 
 def test_load_takes_a_run_of_tuned_problems_if_there_is_no_other() -> None:
@@ -134,8 +151,9 @@ def test_last_may_be_of_a_sweep_and_of_one_pipeline() -> None:
     (sweep / "multirun.yaml").write_text("")
     newer = _write("chosen")
     os.utime(newer / "manifest.json", (10**6, 10**6))
-    assert last_run((WITH_CHOICES,), "show", "a run") == newer
-    assert last_run((WITH_CHOICES,), "show", "a run", "quick") == job
+    assert last_run("last", (WITH_CHOICES,), "show", "a run") == newer
+    assert last_run("last", (WITH_CHOICES,), "show", "a run", "quick") == job
+    assert last_run("last~1", (WITH_CHOICES,), "show", "a run") == job
 
 
 @pytest.mark.parametrize(
@@ -144,21 +162,21 @@ def test_last_may_be_of_a_sweep_and_of_one_pipeline() -> None:
         (COMMANDS["show"][0], "show: last: no finished run with choices under outputs/runs; expected the folder"),
         (COMMANDS["diff"][0], "diff: last: no finished run with choices under outputs/runs; expected the folder"),
         (
-            lambda: find_choices("export", "last", "", None),
+            lambda name: find_choices("export", name, "", None),
             "export: last: no finished run with choices under outputs/runs; expected the folder of a run, or a tuned",
         ),
         (COMMANDS["report"][0], "report: last: no run with products under outputs/runs; expected the folder of a run"),
         (COMMANDS["load"][0], "load: last: no finished run under outputs/runs; expected the folder of a run"),
         (COMMANDS["resume="][0], "resume=last: no run that can be resumed under outputs/runs; expected resume=DIR"),
         (
-            lambda: find_run("reuse", "last", "quick", False),
+            lambda name: find_run("reuse", name, "quick", False),
             "reuse=last: no run that can be reused under outputs/runs/quick; expected reuse=DIR",
         ),
     ],
 )
-def test_each_command_has_one_error_if_there_is_none(find: Callable[[], object], message: str) -> None:
+def test_each_command_has_one_error_if_there_is_none(find: Callable[[str], object], message: str) -> None:
     with pytest.raises(UserError) as raised:
-        find()
+        find("last")
     assert str(raised.value).startswith(message)
 
 
@@ -170,7 +188,7 @@ def test_the_error_names_the_command_that_continues_what_was_stopped(command: st
         stream = (folder / "trials.jsonl").open()
         fcntl.flock(stream, fcntl.LOCK_EX)
     with pytest.raises(UserError) as raised:
-        COMMANDS[command][0]()
+        COMMANDS[command][0]("last")
     clause = f"; {folder} was {kind}, and gemmpipe resume=last continues it"
     assert str(raised.value).endswith(clause) == (kind in ("interrupted", "killed"))
     assert ("resume=last" in str(raised.value)) == (kind in ("interrupted", "killed"))
