@@ -163,10 +163,13 @@ def write(
     resources: Sequence[Usage],
     wall_s: float,
     code: int,
+    *,
+    aborted: bool = False,
 ) -> None:
     """Write manifest.json: configuration, versions, time per resource, artifacts, exit code.
 
     Where nothing had to be timed it names the table with the choices, whose rows are written to reused.csv.
+    `aborted`: the run was stopped before it wrote its tables; those in its folder are of an earlier session.
     """
     if (reused := reused_rows(plan, context)) is not None:
         write_atomic(plan.run_dir / REUSED, table_text(reused.rows))
@@ -177,6 +180,7 @@ def write(
         "config": plan.config,
         "provenance": context.provenance,
         "exit_code": code,
+        "aborted": aborted,
         "wall_s": round(wall_s, 3),
         "earlier_wall_s": round(_earlier_wall_s(plan.run_dir), 3),
         "account_s": {k: round(v, 3) for k, v in context.stage_seconds.items()},

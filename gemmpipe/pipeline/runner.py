@@ -5,7 +5,7 @@ Stages before the first that uses a device run once over all problems, the rest 
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -33,6 +33,7 @@ from gemmpipe.pipeline.plan import (
     without_unavailable_functions,
 )
 from gemmpipe.pipeline.problem_list import lists_only, problem_lines
+from gemmpipe.report.run_folder import has_trials
 from gemmpipe.search.history import History
 from gemmpipe.stages import Context
 from gemmpipe.stages.cpu_budget import CpuBudget, left_line, tuning_order
@@ -272,26 +273,43 @@ def run(plan: Plan, events: Events) -> int:
         context.time_account.spent_s["start"] = time.monotonic() - started
         stack.enter_context(context.time_account.timed("between"))  # what no other purpose within it names
         stopped_early = False
-        try:
-            tables = run_upfront_stages(plan, tables, context)
-            context = _with_devices(plan, devices, context, stack)
-            stop.has_workers = context.pool_or_none is not None
-            tables = run_batched_stages(plan, tables, context)
-            code = 1 if context.unsolved else 0
-        except Interrupted as stopped:
-            tables = finish_completed(plan, tables, context)
-            code, stopped_early = stopped.exit_code, True
-            _emit_saved(plan, events)
-        with context.time_account.timed("write"):
-            manifest.write_tables(plan, tables, context.problems)
-        wall_s = time.monotonic() - started
-        resources = usages(context, wall_s)
-        manifest.write(plan, tables, context, resources, wall_s, code)
+        with _recording_abort(plan, context, started):
+            try:
+                tables = run_upfront_stages(plan, tables, context)
+                context = _with_devices(plan, devices, context, stack)
+                stop.has_workers = context.pool_or_none is not None
+                tables = run_batched_stages(plan, tables, context)
+                code = 1 if context.unsolved else 0
+            except Interrupted as stopped:
+                tables = finish_completed(plan, tables, context)
+                code, stopped_early = stopped.exit_code, True
+                _emit_saved(plan, events)
+            with context.time_account.timed("write"):
+                manifest.write_tables(plan, tables, context.problems)
+            wall_s = time.monotonic() - started
+            resources = usages(context, wall_s)
+            manifest.write(plan, tables, context, resources, wall_s, code)
         for line in problem_lines(plan, context.problems, context.already_tuned) if lists_only(plan) else ():
             events.emit("line", line)
         summary.report_run(plan, tables, context, resources, wall_s, code, stopped_early=stopped_early)
     _write_report(plan, events)  # after the journal is closed: the run has ended
     return code
+
+
+@contextmanager
+def _recording_abort(plan: Plan, context: Context, started: float) -> Iterator[None]:
+    """Write the manifest of a run that a second signal ends in the block: it was interrupted, not killed.
+
+    Not where the journal has nothing to continue: that folder is removed.
+    """
+    try:
+        yield
+    except KeyboardInterrupt:
+        if has_trials(plan.run_dir):
+            wall_s = time.monotonic() - started
+            with suppress(GemmpipeError, OSError):  # a full disk: the user's request to stop is what is reported
+                manifest.write(plan, {}, context, [], wall_s, Interrupted.exit_code, aborted=True)
+        raise
 
 
 def _emit_saved(plan: Plan, events: Events) -> None:

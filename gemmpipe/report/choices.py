@@ -15,7 +15,7 @@ from gemmpipe.core.paths import SELECTIONS as SELECTIONS_FILE
 from gemmpipe.core.paths import shipped_tables
 from gemmpipe.core.schema import DEVICE_COLUMNS, RESULT, SELECTIONS
 from gemmpipe.report.last_run import LAST, find_finished, names_last
-from gemmpipe.report.run_folder import nothing_timed, read_manifest
+from gemmpipe.report.run_folder import INTERRUPTED, describe_run, nothing_timed, read_manifest, unended_text
 from gemmpipe.tables.file_names import is_table_file
 from gemmpipe.tables.merge import Row, used_rows
 from gemmpipe.tables.store import COLUMN_ALIASES
@@ -102,7 +102,9 @@ def read_choices(name: str, command: str) -> ChoiceTable:
         return ChoiceTable(name=name, path=path, kernel="", choices=tuple(_read_rows(path)))
     folder = find_finished(name, command, (LAST, SHIPPED))
     if not (folder / SELECTIONS_FILE).is_file():
-        reason = nothing_timed(folder) or f"no {SELECTIONS_FILE}: the run chose nothing; expected a run of tune"
+        stopped = describe_run(folder).state == INTERRUPTED
+        why = unended_text(folder) if stopped else "the run chose nothing; expected a run of tune"
+        reason = nothing_timed(folder) or f"no {SELECTIONS_FILE}: {why}"
         raise UserError(f"{command}: {name}: {reason}")
     choices = tuple(_read_rows(folder / SELECTIONS_FILE))
     return ChoiceTable(name=name, path=folder, kernel=_kernel_of(folder), choices=choices)

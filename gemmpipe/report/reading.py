@@ -30,6 +30,7 @@ from gemmpipe.report.run_folder import (
     manifest_or_empty,
     nothing_timed,
     state_word,
+    wrote_tables,
 )
 
 if TYPE_CHECKING:
@@ -56,9 +57,10 @@ def read_run(folder: Path, *, importable: frozenset[str] = frozenset()) -> RunDa
     manifest = manifest_or_empty(folder) if facts.state in (FINISHED, INTERRUPTED) else {}
     family = _family(record, manifest, folder, importable)
     config = manifest.get("config")
-    products, notes = _products(folder, family, record, manifest, ended=bool(manifest))
+    has_tables = wrote_tables(manifest)
+    products, notes = _products(folder, family, record, manifest, ended=has_tables)
     trials = list(_timed_trials(record))
-    options = list(_memory_options(folder)) if manifest else []
+    options = list(_memory_options(folder)) if has_tables else []
     return RunData(
         family=family,
         origin=str(folder),
@@ -69,7 +71,7 @@ def read_run(folder: Path, *, importable: frozenset[str] = frozenset()) -> RunDa
         trials=trials,
         builds=list(_builds(record)),
         conditions=list(_conditions(record)),
-        excluded=_excluded(folder / TRIALS) if manifest else (),
+        excluded=_excluded(folder / TRIALS) if has_tables else (),
         recorded=_recorded_candidates(manifest),
         resources=list(_resources(manifest)),
         gated=_gated(options, record, products),

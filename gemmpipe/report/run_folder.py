@@ -143,7 +143,7 @@ def describe_run(folder: Path) -> RunFolder:
     session, manifest = read_session(folder), manifest_or_empty(folder)
     state = _state(folder, manifest)
     choices = _choices(folder)
-    solved, problems = _progress(folder, ended=state in (FINISHED, INTERRUPTED))
+    solved, problems = _progress(folder, ended=state in (FINISHED, INTERRUPTED) and wrote_tables(manifest))
     pipeline = _text(manifest.get("pipeline") or session.get("pipeline")) or folder.parent.name
     overrides = manifest.get("overrides") or session.get("overrides")
     typed = [_text(each) for each in overrides] if isinstance(overrides, list) else []
@@ -275,6 +275,11 @@ def manifest_or_empty(folder: Path) -> Mapping[str, Any]:
     with contextlib.suppress(UserError):
         return read_manifest(folder)
     return {}
+
+
+def wrote_tables(manifest: Mapping[str, object]) -> bool:
+    """False without a manifest, and where a second signal ended the run before it wrote its tables."""
+    return bool(manifest) and manifest.get("aborted") is not True
 
 
 def _text(value: object) -> str:

@@ -1,6 +1,7 @@
 """Faults injected for real into runs started as a user starts them: nothing lost, nothing repeated, nothing left."""
 
 import contextlib
+import json
 import os
 import random
 import re
@@ -144,8 +145,7 @@ def _wait_until_it_hangs(site: Site) -> None:
         time.sleep(0.02)
 
 
-@pytest.mark.slow
-def test_ctrl_c_twice_stops_at_once(start: Start, site: Site) -> None:
+def test_ctrl_c_twice_stops_at_once(start: Start, site: Site, capfd: pytest.CaptureFixture[str]) -> None:
     started = start("space.KIND=[right,hang]", "executor.timeout_s=3600")
     _wait_until_it_hangs(site)
     started.process.send_signal(signal.SIGINT)
@@ -155,7 +155,15 @@ def test_ctrl_c_twice_stops_at_once(start: Start, site: Site) -> None:
     code, _, error = started.end()  # gives up long before the limit of a candidate
     assert code == 130
     assert "Traceback" not in error
+    assert error.endswith("gemmpipe: interrupted; resume with 'gemmpipe resume=last'\n")
     assert started.gone()
+    assert main(["runs", "json=true"]) == 0
+    (run,) = json.loads(capfd.readouterr().out)
+    assert (run["state"], run["exit_code"], run["solved"]) == ("interrupted", 130, 0)
+    assert run["problems"] == len(site.rows("problem")) > 0
+    assert main(["diff", "shipped", run["folder"]]) == 2
+    resume = f"the run has not ended; gemmpipe resume={run['folder']} continues it"
+    assert capfd.readouterr().err == f"gemmpipe: diff: {run['folder']}: no selections.csv: {resume}\n"
 
 
 @pytest.mark.slow

@@ -148,6 +148,22 @@ def test_a_run_that_its_budget_ends_before_the_first_choice_is_partial(chain: li
 
 
 @pytest.mark.usefixtures("folder")
+def test_a_run_that_was_aborted_has_the_progress_of_its_journal() -> None:
+    """Its tables are of an earlier session, which was interrupted too, with fewer choices."""
+    folder = _run("2026-11-23_09-00-00", 130)
+    (folder / "problems.csv").write_text("problem\na\nb\n")
+    (folder / "selections.csv").write_text("problem,format\n")
+    done = [f'{{"row":"done","stage":"bench","problem":"{name}"}}\n' for name in "ab"]
+    with (folder / "trials.jsonl").open("a") as stream:
+        stream.writelines(['{"row":"problem"}\n' * 2, *done])
+    manifest = json.loads((folder / "manifest.json").read_text())
+    for aborted, solved in ((False, 0), (True, 2)):
+        (folder / "manifest.json").write_text(json.dumps({**manifest, "aborted": aborted}))
+        found = describe_run(folder)
+        assert (found.state, found.solved, found.problems) == ("interrupted", solved, 2)
+
+
+@pytest.mark.usefixtures("folder")
 def test_the_time_of_a_run_is_that_of_all_its_sessions() -> None:
     folder = _run("2026-11-23_09-00-00")
     manifest = {**json.loads((folder / "manifest.json").read_text()), "wall_s": 2.5, "earlier_wall_s": 12.5}
