@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -174,6 +175,29 @@ def test_a_mistake_is_one_line(arguments: list[str], printed: str, folder: Path,
     os.symlink(folder / f"{BLOCKSCALE}_dsv3.csv", folder / "link.csv")
     assert printed in refusal("merge", *arguments)
     assert not (folder / "c.csv").exists()
+
+
+@pytest.mark.usefixtures("folder")
+def test_the_errors_of_the_reference_are_those_printed(capfd: pytest.CaptureFixture[str]) -> None:
+    """Both ways: each is printed, and the page has no other."""
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "tables.md").read_text()
+    _, _, table = page.partition("| error | line |\n|---|---|\n")
+    listed = re.findall(r"\| `([^`]*)` \|$", table.partition("\n\n")[0], re.MULTILINE)
+    header = "gfx,cu_num,M,N,K,libtype,us\n"
+    for name in ("a.csv", "b.csv", "c.csv", "bf16_tuned_gemm.csv"):
+        Path(name).write_text(header)
+
+    def merged(*arguments: str) -> str:
+        assert main(["merge", "output=c.csv", *arguments]) == 2
+        (line,) = capfd.readouterr().err.splitlines()
+        return line.removeprefix("gemmpipe: ")
+
+    printed = [merged("kernel=a16w16"), merged("kernel=a16w16", "inputs=[a.csv,b.csv]")]
+    printed.append(merged("kernel=a16w16", "inputs=[c.csv]"))
+    Path("a.csv").write_text(f"{header}sm_90,132,1,2,3,torch,4\nsm_90,132,1,x,3,torch,4\n")
+    printed += [merged("kernel=a16w16", "inputs=[a.csv]"), merged("kernel=a8w8", "inputs=[bf16_tuned_gemm.csv]")]
+    assert listed == printed
+    assert Path("c.csv").read_text() == header
 
 
 def test_columns_do_not_depend_on_what_was_merged_first(folder: Path) -> None:
