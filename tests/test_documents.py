@@ -103,6 +103,18 @@ def test_the_readme_leads_to_the_pages() -> None:
     assert len(text.splitlines()) <= 150
 
 
+def test_gemmpipe_is_installed_from_a_checkout() -> None:
+    """No index has it: `pip install 'gemmpipe[...]'` is only what an error of an installed gemmpipe names."""
+    pages = [*(ROOT / "docs").rglob("*.md"), *(ROOT / "conf").rglob("*.yaml"), ROOT / "README.md"]
+    pages += [path for path in (ROOT / "examples").iterdir() if path.is_file()]
+    texts = {path: path.read_text() for path in pages if path.parent.name != "results"}
+    found = [path.name for path, text in texts.items() for _ in re.findall(r"pip install (?:-U )?'?gemmpipe", text)]
+    assert found == ["install.md"]
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    named = {name for text in texts.values() for each in re.findall(r"\.\[([\w,]+)\]'", text) for name in each.split(",")}
+    assert {"test", "vllm", "mlflow", "hf"} <= named <= set(extras)
+
+
 @pytest.mark.parametrize(
     "command",
     [
