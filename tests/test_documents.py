@@ -111,7 +111,8 @@ def test_gemmpipe_is_installed_from_a_checkout() -> None:
     found = [path.name for path, text in texts.items() for _ in re.findall(r"pip install (?:-U )?'?gemmpipe", text)]
     assert found == ["install.md"]
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    named = {name for text in texts.values() for each in re.findall(r"\.\[([\w,]+)\]'", text) for name in each.split(",")}
+    lists = [each for text in texts.values() for each in re.findall(r"\.\[([\w,]+)\]'", text)]
+    named = {name for each in lists for name in each.split(",")}
     assert {"test", "vllm", "mlflow", "hf"} <= named <= set(extras)
 
 
