@@ -416,10 +416,12 @@ def report(rows: list[Row]) -> None:
         print(f"{label}: {wrong} wrong results, {len(of) - wrong} failed, e.g. {' '.join(first.values())}")
 
 
-def own_process(options: list[str], seconds: float, show: bool, environment: Mapping[str, str]) -> tuple[int, str]:
+def own_process(
+    options: list[str], seconds: float, show: bool, environment: Mapping[str, str], program: str = __file__
+) -> tuple[int, str]:
     """(Exit status, the last lines) of this program with other arguments, ended after so many seconds."""
     process = subprocess.Popen(
-        [sys.executable, "-X", "faulthandler", __file__, *options],
+        [sys.executable, "-X", "faulthandler", program, *options],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
