@@ -18,10 +18,12 @@ from gemmpipe.core.errors import EnvironmentProblem, GemmpipeError, UserError
 from gemmpipe.core.events import Events, counted
 from gemmpipe.core.paths import shipped_tables, user_tables
 from gemmpipe.core.shell import shell_join
-from gemmpipe.family import Family
+from gemmpipe.family import Family, load_family
 from gemmpipe.family.environment import ONLY_GIVEN, only_given_tables, table_variable, unused_variables
 from gemmpipe.family.guard import PluginError
+from gemmpipe.family.problem import make_problem
 from gemmpipe.family.space import Space
+from gemmpipe.report.results import is_multiplied_as_stored
 from gemmpipe.stages.screen.candidates import CandidateFilter
 
 if TYPE_CHECKING:
@@ -53,7 +55,9 @@ def report_environment(plan: "Plan", events: Events) -> int:
         problems = plan.source.problems(plan.family, plan.defaults, devices[0].gfx)
         failures = _backend_failures(plan, devices[0], problems[0])
         backends = list(_backend_lines(failures, plan.family, devices[0]))
-        verdict = [_readiness(failures), f"next: {_next_command(plan, devices[0], failures)}"]
+        other = _other_kernel(plan, devices[0], problems[0])
+        note = [f"note: {_other_kernel_note(plan.family, other)}"] if other else []
+        verdict = [*note, _readiness(failures), f"next: {_next_command(plan, devices[0], failures, other)}"]
     except UserError as error:
         backends = [f"backends for {plan.family.name}: not checked without a problem: {error}"]
         verdict = [f"next: {_command_with_problems(plan)}"]
@@ -159,17 +163,51 @@ def _readiness(failures: Mapping[str, list[str | None]]) -> str:
     return f"ready: {len(ready)} of {counted(len(failures), 'backend')}{named}{why}"
 
 
-def _next_command(plan: "Plan", device: Device, failures: Mapping[str, list[str | None]]) -> str:
+_SMALL_PRODUCTS = ("shapes=list", "shapes.items=[{M: [1, 64], N: 512, K: 1024}]")
+"""What is tuned first on a CPU, as README has it."""
+
+
+def _other_kernel(plan: "Plan", device: Device, problem: Problem) -> str:
+    """On a CPU a kernel whose operands libraries multiply as stored, where those of the default one are converted.
+
+    Empty elsewhere, and where anything was typed that belongs to a kernel.
+    """
+    typed = {override.lstrip("~+").partition("=")[0].partition(".")[0] for override in plan.overrides}
+    if device.kind != "cpu" or typed & {"kernel", "shapes", "space"}:
+        return ""
+    if is_multiplied_as_stored(plan.family.spec(problem), device.gfx):
+        return ""
+    sizes = dict.fromkeys(("M", "N", "K"), 64)
+    for name, module in ConfigFolders(config_dir=None).kernels.items():
+        family = load_family(module)
+        with suppress(UserError):  # a product with other sizes, such as experts
+            like = make_problem(family, sizes, plan.defaults, device.gfx, name)
+            if is_multiplied_as_stored(family.spec(like), device.gfx):
+                return name
+    return ""
+
+
+def _other_kernel_note(family: Family, other: str) -> str:
+    return (
+        f"libraries of a CPU convert the operands of {family.name} before they multiply them; those of {other} they "
+        f"multiply as stored"
+    )
+
+
+def _next_command(
+    plan: "Plan", device: Device, failures: Mapping[str, list[str | None]], other_kernel: str = ""
+) -> str:
     """The command that fits this machine: what was typed for doctor, on a CPU with two small products."""
     if not any(None in reasons for reasons in failures.values()):
         return "gemmpipe --help backend # no backend can be timed: choose others, or install what is missing"
     typed = [each for each in plan.overrides if not each.startswith(("~", *_OF_TABLES))]
     keys = {override.partition("=")[0] for override in typed}
     if "kernel" not in keys:
-        typed.append(f"kernel={plan.family.name}")
+        typed.append(f"kernel={other_kernel or plan.family.name}")
     if "shapes" not in keys:
-        small = ["shapes=list", "shapes.items=[{M: [1, 64], N: 512, K: 1024}]"]
-        typed += ["shapes=llama8b"] if device.kind != "cpu" else small
+        typed += ["shapes=llama8b"] if device.kind != "cpu" else _SMALL_PRODUCTS
+    if "output" not in keys and device.kind == "cpu":
+        typed.append("output=tuned")  # not into the shipped tables of a checkout
     return shell_join(["gemmpipe", *typed])
 
 

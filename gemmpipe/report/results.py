@@ -323,6 +323,11 @@ def _method(record: Mapping[Hashable, Any]) -> str | None:
     return method if isinstance(method, str) else None
 
 
+def is_multiplied_as_stored(spec: "GemmSpec", gfx: str) -> bool:
+    """True if a library multiplies operands like these on this architecture as they are stored, without conversion."""
+    return _library_kind({"gfx": gfx}, spec) == DIRECT
+
+
 def has_direct_path(spec: "GemmSpec", gfx: str) -> bool:
     """True if a library multiplies scaled operands like these on this architecture as they are stored."""
     from gemmpipe.backends.scaled_mm import scaled_mm_violation

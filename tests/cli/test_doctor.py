@@ -115,6 +115,27 @@ def test_it_ends_with_a_verdict_and_the_next_command(
     assert main(["capture", *command]) == 0, "the command that it names composes"
 
 
+@pytest.mark.parametrize("page", ["README.md", "docs/start/five_minutes.md"])
+def test_the_next_command_on_a_cpu_is_that_of_the_page(
+    page: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The default kernel is one whose operands libraries of a CPU convert: a run with it compares little."""
+    text = (Path(__file__).parents[2] / page).read_text()
+    (wanted,) = re.findall(r"^ *\$ (gemmpipe .*device=cpu .*)$", text, re.MULTILINE)
+    assert main(["doctor", "device=cpu"]) == 0
+    note, _, following = _joined(capsys.readouterr().out).splitlines()[-3:]
+    assert sorted(shlex.split(following.removeprefix("next: "))) == sorted(shlex.split(wanted))
+    assert note == (
+        "note: libraries of a CPU convert the operands of a8w8_blockscale before they multiply them; those of a16w16 "
+        "they multiply as stored"
+    )
+    for typed in ("kernel.dtype=float8_e4m3fn", "space.num_stages=[3]", "kernel=a8w8_blockscale", "shapes=llama70b"):
+        assert main(["doctor", "device=cpu", typed]) == 0
+        lines = _joined(capsys.readouterr().out).splitlines()
+        assert "kernel=a8w8_blockscale" in lines[-1], "what was typed belongs to this kernel"
+        assert not any(line.startswith("note: libraries of a CPU") for line in lines)
+
+
 def test_the_next_command_without_a_backend(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "device=cpu", "backend=[triton]"]) == 0
     *_, ready, following = _joined(capsys.readouterr().out).splitlines()
