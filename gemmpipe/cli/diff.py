@@ -55,7 +55,7 @@ def run(line: CommandLine) -> int:
     if len(line.paths) != 2:
         raise UserError(
             f"diff: {counted(len(line.paths), 'side')} given; expected two runs or tables, such as "
-            f"gemmpipe diff shipped last"
+            f"gemmpipe diff last~1 last"
         )
     rules = DiffRules(
         same_within_pct=_percent("same_within", given["same_within"]),

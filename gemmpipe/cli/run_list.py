@@ -160,5 +160,6 @@ def _problems(run: RunFolder) -> str:
     if run.reused:
         return f"{run.reused:,} reused"
     if run.state == FINISHED and not run.chooses:
-        return f"{run.problems:,}" if run.problems else ""  # it chooses nothing: capture, compare, verify
+        # It chooses nothing: capture, compare, verify. A budget may have left some.
+        return f"{run.problems - run.left:,}/{run.problems:,}" if run.left else f"{run.problems or ''}"
     return f"{run.solved:,}/{run.problems:,}" if run.problems else ""

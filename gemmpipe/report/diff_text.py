@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from gemmpipe.core.errors import printable
-from gemmpipe.core.events import counted
+from gemmpipe.core.events import counted, verb
 from gemmpipe.core.text_table import Column, aligned, escape_markdown, markdown
 from gemmpipe.core.units import speedup_text, time_text
 from gemmpipe.report.choices import SHIPPED, Choice, ChoiceTable
@@ -64,7 +64,8 @@ def summary_line(found: Difference) -> str:
     verdicts = ", ".join(f"{found.counts[verdict]:,} {verdict}" for verdict in VERDICTS)
     rest = f"{len(found.new):,} new, {len(found.lost):,} lost, {found.changed_winners:,} with another winner"
     if found.of_other_devices:
-        rest += f" ({found.of_other_devices:,} of the new and lost are of a device of one side alone)"
+        there = verb(found.of_other_devices, "is", "are")
+        rest += f" ({found.of_other_devices:,} new or lost {there} of a device that the other side does not have)"
     return f"{counted(len(found.pairs), 'product')} compared: {verdicts}; {rest}"
 
 

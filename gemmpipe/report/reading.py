@@ -58,7 +58,8 @@ def read_run(folder: Path, *, importable: frozenset[str] = frozenset()) -> RunDa
     family = _family(record, manifest, folder, importable)
     config = manifest.get("config")
     has_tables = wrote_tables(manifest)
-    products, notes = _products(folder, family, record, manifest, ended=has_tables)
+    chooses = facts.chooses or facts.state != FINISHED
+    products, notes = _products(folder, family, record, manifest, ended=has_tables, chooses=chooses)
     trials = list(_timed_trials(record))
     options = list(_memory_options(folder)) if has_tables else []
     return RunData(
@@ -123,9 +124,9 @@ def _family(record: Record, manifest: Mapping[str, Any], folder: Path, importabl
 
 
 def _products(
-    folder: Path, family: "Family", record: Record, manifest: Mapping[str, Any], *, ended: bool
+    folder: Path, family: "Family", record: Record, manifest: Mapping[str, Any], *, ended: bool, chooses: bool
 ) -> tuple["pd.DataFrame", list[str]]:
-    """The selected products; where the run has selected none yet, the fastest valid candidates so far."""
+    """The selected products; where the run has selected none yet, or never does, the fastest valid candidates."""
     config = manifest.get("config")
     config = config if isinstance(config, dict) else None
     if ended and (folder / SELECTIONS).is_file():
@@ -133,6 +134,8 @@ def _products(
         return product_frame(rows, family, config), []
     rows = list(provisional_rows(record, family))
     note = "The run has selected nothing: what is shown as its choice is the fastest valid candidate so far"
+    if not chooses:
+        note = "This run chooses nothing: what is shown as its choice is the fastest valid candidate"
     unfinished = sum(row["chosen_by"] != "finals" for row in rows)
     note += f", for {counted(unfinished, 'product')} by the times of the search alone" if unfinished else ""
     return product_frame(rows, family, config), [f"{note}."]

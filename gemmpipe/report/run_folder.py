@@ -66,6 +66,8 @@ class RunFolder:
     """The problems that were tuned already, of a run that had nothing to time."""
     chooses: bool = False
     """True for a run that solves problems, also if it ended before the first; False for capture, compare, verify."""
+    left: int = 0
+    """The problems that `cpu_budget_s` left, which `resume=` continues with."""
     speedup: float | None = None
     """The geometric mean over the best library, of the products that do not stay with it; 1 if all do; else None."""
     approximate: bool = False
@@ -169,6 +171,7 @@ def describe_run(folder: Path) -> RunFolder:
         command=shell_join(["gemmpipe", pipeline, *typed]),
         sweep=folder.parent if (folder.parent / SWEEP).is_file() else None,
         reused=_whole(_reused(manifest).get("problems")),
+        left=len(left) if isinstance(left := ended.get("left"), list) else 0,
         chooses=_SELECT_STAGE in (_chain(manifest) or ()) or (folder / SELECTIONS).is_file(),
         speedup=speedup,
         approximate=approximate,
@@ -178,10 +181,13 @@ def describe_run(folder: Path) -> RunFolder:
 def state_word(run: RunFolder) -> str:
     """The state as every command names it: also `damaged` for a manifest that cannot be read.
 
-    A finished run that did not solve all problems is `partial`, and `failed` if it solved none of them.
+    A finished run that did not solve all problems is `partial`, and `failed` if it solved none of them; one that
+    chooses nothing (compare, verify) is `partial` if its budget left problems.
     """
     if run.state == KILLED and damage(run.folder):
         return "damaged"
+    if run.state == FINISHED and not run.chooses and run.left:
+        return "partial"
     if run.state != FINISHED or run.reused or not run.chooses or run.solved >= run.problems:
         return run.state
     return "partial" if run.solved or not run.exit_code else "failed"

@@ -12,7 +12,7 @@ from gemmpipe.bench.jobs import Job
 from gemmpipe.bench.timer import Timer
 from gemmpipe.core.data import Candidate, Device, Problem, Status, Trial
 from gemmpipe.core.errors import check_at_least
-from gemmpipe.core.events import counted
+from gemmpipe.core.events import counted, verb
 from gemmpipe.executors import BuildResult, JobResult, drain_on_interrupt
 from gemmpipe.stages import POLL_S, Context, Stage
 from gemmpipe.stages.dispatch import DeviceMonitor, dispatch_jobs
@@ -216,7 +216,8 @@ def _text_now(pending: Collection[str], context: Context) -> str:
     now = next((p for p in context.problems if p.id in pending), None)
     budget, parts = context.cpu_budget, [] if now is None else [context.family.size_text(now)]
     if budget is not None and budget.left and not budget.ends_run:
-        parts.append(f"{counted(len(budget.left), 'problem')} left for the next run")
+        left = len(budget.left)
+        parts.append(f"{counted(left, 'problem')} {verb(left, 'does', 'do')} not fit into cpu_budget_s")
     return ", ".join(parts)
 
 

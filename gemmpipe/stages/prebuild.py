@@ -156,16 +156,17 @@ def _report(plan: _ArchBuilds, facts: dict[str, BuildFacts], context: Context) -
     failed = {build: f for build, f in facts.items() if f.error}
     cached = sum(f.cached for f in facts.values())
     compiled = [f for f in facts.values() if not f.cached and not f.error]
-    parts = [f"{len(compiled)} compiled in {sum(f.compile_s for f in compiled):.1f} s of the compilers' time"]
+    parts = [f"{len(compiled)} compiled in {sum(f.compile_s for f in compiled):.1f} s of compile time"]
     parts += [f"{cached} found compiled"] if cached else []
     parts += [f"{len(failed)} failed"] if failed else []
     parts += (
-        [f"{counted(plan.libraries, 'row')} of libraries {verb(plan.libraries, 'needs', 'need')} none"]
+        [f"{counted(plan.libraries, 'row')} of libraries {verb(plan.libraries, 'needs', 'need')} no kernel"]
         if plan.libraries
         else []
     )
     parts += [f"{counted(len(plan.rejected), 'row')} rejected"] if plan.rejected else []
-    kernels = f"{counted(len(facts), 'kernel')}: {', '.join(parts)}" if facts else f"no kernel: {', '.join(parts[1:])}"
+    what = counted(len(facts), "kernel") if facts else "nothing to compile"
+    kernels = f"{what}: {', '.join(parts if facts else parts[1:])}"
     cache = f"; cache: {cache_folder()}" if facts else ""
     context.events.emit("line", f"prebuild: {plan.device.gfx}: {kernels}{cache}")
     for build, f in failed.items():

@@ -123,9 +123,13 @@ def test_a_large_product_is_left_where_one_of_its_trials_would_overrun(run: Run)
 
 def test_a_comparison_ends_too_and_begins_with_few_rows(run: Run, capfd: pytest.CaptureFixture[str]) -> None:
     run()  # M 4 is tuned
+    events = [json.loads(line) for line in run("events=json", pipeline=("compare",)).splitlines()]
+    assert any(str(event.get("text")).endswith("2 problems do not fit into cpu_budget_s") for event in events)
     out = run(pipeline=("compare",))
     assert "1 of 3 problems timed in cpu_budget_s=0.001 (null: no limit), small M first; left: 2 with M 8 to 16" in out
     first = _last()
+    assert main(["runs", "n=1"]) == 0
+    assert {"partial", "1/3"} <= set(capfd.readouterr().out.split())
     assert set(pd.read_csv(first / "compared.csv")["M"]) == {4}
     assert f"resume with: gemmpipe resume={first.resolve()}" in out
     assert main([f"resume={first}", "cpu_budget_s=null"]) == 0

@@ -148,6 +148,19 @@ def test_a_run_that_its_budget_ends_before_the_first_choice_is_partial(chain: li
 
 
 @pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize(("left", "state", "problems"), [([], "finished", "2"), (["b"], "partial", "1/2")])
+def test_a_comparison_that_its_budget_ended_is_partial(left: list[str], state: str, problems: str) -> None:
+    folder = _run("2026-11-23_09-00-00", root=RUNS / "compare")
+    (folder / "selections.csv").unlink(missing_ok=True)
+    (folder / "problems.csv").write_text("problem\na\nb\n")
+    manifest = json.loads((folder / "manifest.json").read_text())
+    changed = {**manifest, "config": {"chain": ["capture", "lineup", "bench", "compare"]}, "left": left}
+    (folder / "manifest.json").write_text(json.dumps(changed))
+    _, row = lines({folder: describe_run(folder)}, 120)
+    assert {state, problems} <= set(row.split())
+
+
+@pytest.mark.usefixtures("folder")
 def test_a_run_that_was_aborted_has_the_progress_of_its_journal() -> None:
     """Its tables are of an earlier session, which was interrupted too, with fewer choices."""
     folder = _run("2026-11-23_09-00-00", 130)

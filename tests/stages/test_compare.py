@@ -80,7 +80,11 @@ def test_on_a_cpu(folder: Path, compare: Callable[..., Compare]) -> None:
     assert absent["error"]["triton.autotune"] == "no GPU: Triton tunes on one"
     assert max(len(line) for line in text.splitlines() if str(folder) not in line and "shapes=" not in line) <= 80
     (printed,) = re.findall(r"not timed without a GPU: (.*) \(compared.csv has why\)", " ".join(text.split()))
-    assert {"deepgemm", "quack", "same_size blockwise", "triton.autotune", "untuned"} <= set(printed.split(", "))
+    assert {"deepgemm", "quack", "same_size blockwise", "triton.autotune", "untuned", "own kernels"} <= set(
+        printed.split(", ")
+    )
+    assert "speed-up over fastest library: geomean (least) of problems" in text.splitlines()
+    assert "unsupported" not in text.partition("geomean")[2], "what is not timed has its reason alone"
     assert "no GPU:" not in text
     regimes = pd.read_csv(run_dir / "regimes.csv")
     assert set(regimes["regime"]) == {"M 4 to 16"}
@@ -104,14 +108,14 @@ def test_own_kernels_of_the_finals_where_a_library_was_chosen(
         assert compared["over_own"][m, "torch mm"] < 0.5
     assert "own kernels behind fastest library on 2 of 2 problems" in text
     assert "M=16 N=32 K=64: 0." in text
-    assert re.search(r"tuned: 2 chosen by \S+/tune/\S+, which took \d+ s for 2 problems", " ".join(text.split()))
+    assert re.search(r"tuned: 2 choices of \S+/tune/\S+, which took \d+ s for 2 problems", " ".join(text.split()))
     (manifest,) = folder.glob("outputs/runs/tune/*/manifest.json")
     manifest.write_text('{"wall_s": "a while"}')
     _, text = compare(*args)
-    assert "tuned: 2 chosen by" not in text, "a manifest without a time is no error"
+    assert "tuned: 2 choices of" not in text, "a manifest without a time is no error"
     shutil.rmtree(next(folder.glob("outputs/runs/tune")))
     run_dir, text = compare(*args)
-    lost = "not timed: own kernels: unsupported: a library was chosen, and the journal of that run is not here"
+    lost = "not timed: own kernels: a library was chosen, and the journal of that run is not here"
     assert lost in " ".join(text.split())
 
 
@@ -125,9 +129,9 @@ def test_all_batches_have_one_summary(faulty_arguments: tuple[str, ...], compare
     assert len(pd.read_csv(run_dir / "trials.csv")) == compared["us"].notna().sum()
     assert text.count("as nothing is tuned here") == 1
     assert "tuned over the floor" not in text, "there is nothing to compare"
-    untuned = "tuned: unsupported: no row in output= or the tables in use; tune it first, or output= names its table"
+    untuned = "tuned: no row in output= or the tables in use; tune it first, or output= names its table"
     assert f"not timed: {untuned} (3 problems)" in " ".join(text.split())
-    assert "time, as nothing is tuned here: geomean (least to most)" in text
+    assert "time of a call, as nothing is tuned here: geomean (least to most)" in text
     assert re.search(r"fastest library +\d[\d.]* [um]s", text)
 
 
@@ -191,7 +195,7 @@ def test_the_summary_is_by_regime() -> None:
     text = "\n".join(lines(compared, summed.reset_index(), None, 80))
     assert "own kernels behind fastest library on 1 of 3 problems" in text
     assert "M=64 N=64 K=32: 0.500 (a 5.00 us)" in text
-    assert "not timed: c: unsupported: no GPU: none (1 problem)" in text
+    assert "not timed: c: no GPU: none (1 problem)" in text
     assert "own kernels behind b on 0 of 2 problems" in lines(compared, summed.reset_index(), "b", 80)
     [race] = [line for line in text.splitlines() if line.startswith("  M 8 to 64  ") and " of " in line]
     assert " ".join(race.split()) == "M 8 to 64 1.00 (0.50) of 2 1 1.00 (0.50) of 2 1.50 (1.50) of 2"
@@ -262,7 +266,7 @@ def test_a_backends_label_is_enough_for_its_only_path() -> None:
 def test_reasons_that_differ_in_a_number_are_reported_once() -> None:
     compared = _compared([("tuned", 8, 1.0, 1.0), ("lib", 1, None, None), ("lib", 2, None, None)])
     compared.loc[compared["us"].isna(), "error"] = ["alignment: M=1 is odd", "alignment: M=2 is too small"]
-    assert "not timed: lib: unsupported: alignment: M=1 is odd, or similar (2 problems)" in lines(
+    assert "not timed: lib: alignment: M=1 is odd, or similar (2 problems)" in lines(
         compared, summarize(compared, [64]), None, 80
     )
 

@@ -70,5 +70,5 @@ def test_compiling_ahead_needs_no_library(tmp_path: Path) -> None:
     said: list[str] = []
     context = _context(tmp_path, LIBRARIES, said, here=False)
     Prebuild(workers=1, timeout_s=60).run(LOAD.run({}, context), context)
-    assert said[-1] == "prebuild: gfx942: no kernel: 2 rows of libraries need none"
+    assert said[-1] == "prebuild: gfx942: nothing to compile: 2 rows of libraries need no kernel"
     assert not context.unsolved

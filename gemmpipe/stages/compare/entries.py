@@ -1,7 +1,7 @@
 """The entries of a comparison on one problem, and the reasons why some are excluded."""
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -60,6 +60,8 @@ def tuned_entries(
         rows_of_own = [row for row in alone if row.get("libtype") in own]
         reason = _LIBRARY_ROW.format(",".join(sorted(own)))
         yield _first_usable(OWN, rows_of_own, listing, context) if rows_of_own else LineupEntry(name=OWN, reason=reason)
+    elif winner.candidate is not None and (cannot_run := _own_kernels_reason(listing, own)):
+        yield LineupEntry(name=OWN, reason=cannot_run)
     elif winner.candidate is not None:
         found = _first_usable(OWN, _finalists(rows, own, listing, journals), listing, context)
         has_finals = any(journals(str(row.get("run_id"))).of("bench", listing.problem.id) for row in rows)
@@ -113,15 +115,19 @@ def journal_of(runs: Path, run_id: str) -> journal.Record:
 def untuned_entry(listing: CandidateList, context: Context) -> Iterator[LineupEntry]:
     """The choice without measurements: the best own kernel by the analytic model."""
     own = {i.label for i in context.family.implementations}
-    candidates = [c for c in listing.candidates if c.backend in own]
-    if candidates:
+    if candidates := [c for c in listing.candidates if c.backend in own]:
         estimate = FeatureCache(FeatureEncoder(), listing.spec, context.device, candidates, {}).features({}).estimate
         yield LineupEntry(name=UNTUNED, candidate=candidates[int(np.argmin(estimate))])
-        return
-    excluded = listing.summary.excluded
-    reason = next((e for b, e in zip(excluded["libtype"], excluded["error"], strict=True) if b in own), None)
-    if reason is not None:
+    elif reason := _own_kernels_reason(listing, own):
         yield LineupEntry(name=UNTUNED, reason=reason)
+
+
+def _own_kernels_reason(listing: CandidateList, own: Collection[str]) -> str:
+    """Why no own kernel can run, such as on a machine without a GPU; empty where one can."""
+    if any(candidate.backend in own for candidate in listing.candidates):
+        return ""
+    excluded = listing.summary.excluded
+    return next((str(e) for b, e in zip(excluded["libtype"], excluded["error"], strict=True) if b in own), "")
 
 
 def other_entries(listing: CandidateList, context: Context) -> Iterator[LineupEntry]:

@@ -116,5 +116,5 @@ def _summary(regimes: "pd.DataFrame") -> Section:
         [(name, *(part.get(x, "-") for x in labels)) for name, part in cells.items()],
         text_columns=(0,),
     )
-    what = "Time over the tuned choice's" if ratio == "over_tuned" else "Time in us, as nothing is tuned here"
+    what = "Time over the tuned choice's" if ratio == "over_tuned" else "Time of a call in us, as nothing is tuned here"
     return Section(id="summary", title="By regime of M", body=table, lead=f"{what}: geometric mean (least to most).")

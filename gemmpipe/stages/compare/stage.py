@@ -145,7 +145,7 @@ def _tuning_cost_lines(lineup: "pd.DataFrame", runs: Path) -> Iterator[str]:
             folder, took_s = manifest.parent, _wall_s(manifest)
             if took_s is not None:
                 duration = f"which took {took_s:.0f} s for {counted(_problem_count(folder), 'problem')}"
-                yield f"tuned: {len(part)} chosen by {folder}, {duration}"
+                yield f"tuned: {counted(len(part), 'choice')} of {folder}, {duration}"
 
 
 def _wall_s(manifest: Path) -> float | None:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from gemmpipe.core.data import median
+from gemmpipe.core.data import Status, median
 from gemmpipe.core.errors import suggest_or_list
 from gemmpipe.core.events import counted
 from gemmpipe.core.text_table import Column, aligned, beside
@@ -29,10 +29,10 @@ NOTES = {
     UNLIKE: "* computes another product of this size, or nothing",
     COPIED: f"+ keeps a copy of the weight, which takes more memory: does not count for '{LIBRARY}' and '{PEER}'",
 }
-_BASELINE_TITLES = ("own kernels", "behind", "tuned", "over floor (most)")
+_BASELINE_TITLES = ("own kernels", "own behind", "tuned", "over floor (most)")
 _ROOM_FOR_RANGES = 60
 _MOST_LINES = 20
-_NO_GPU = ("unsupported: no GPU", "unsupported: no NVIDIA GPU")
+_NO_GPU = ("no GPU", "no NVIDIA GPU")
 _MOST_NAMES = 6
 """A backend with more names is one entry of the summary, its fastest candidate on each problem."""
 
@@ -137,7 +137,7 @@ def _ratio_table(regimes: "pd.DataFrame", marked: Mapping[str, str], width: int)
     """
     ratio = "over_tuned" if regimes["over_tuned"].notna().any() else "us"
     shown = regimes.dropna(subset=[ratio])
-    what = "time over the tuned choice's" if ratio == "over_tuned" else "time, as nothing is tuned here"
+    what = "time over the tuned choice's" if ratio == "over_tuned" else "time of a call, as nothing is tuned here"
     by_name = {
         str(name): {str(r["regime"]): r for r in part.to_dict("records")}
         for name, part in shown.groupby("name", sort=False)
@@ -188,7 +188,7 @@ def _baseline_table(regimes: "pd.DataFrame", name: str, width: int) -> list[str]
         for title, cells in zip(_BASELINE_TITLES, zip(*rows, strict=True), strict=True)
         if set(cells) != {MISSING}
     ]
-    title = f"time of {name} over theirs: geomean (least) of problems"
+    title = f"speed-up over {name}: geomean (least) of problems"
     table = [line for part in beside(columns, width, first) for line in aligned([first, *part], width)]
     return [title, *table]
 
@@ -230,8 +230,9 @@ def _untimed_lines(compared: "pd.DataFrame") -> list[str]:
     """The entries without a time, by kind of reason, with the first reason of each kind."""
     kinds: dict[tuple[str, str], list[str]] = {}
     for row in compared[compared["us"].isna()].to_dict("records"):
-        reason = f"{row['status']}: {row['error']}"
-        kinds.setdefault((str(row["name"]), ":".join(reason.split(":")[:2])), []).append(reason)
+        excluded = row["status"] == Status.UNSUPPORTED  # by a rule, or as there is no row: that is the reason alone
+        reason = str(row["error"]) if excluded else f"{row['status']}: {row['error']}"
+        kinds.setdefault((str(row["name"]), ":".join(reason.split(":")[: 1 if excluded else 2])), []).append(reason)
     no_gpu = [name for (name, _), reasons in kinds.items() if reasons[0].startswith(_NO_GPU)]
     joined = no_gpu if len(no_gpu) > 1 else []  # on a CPU most entries: one line for all
     shown: dict[str, list[str]] = {}
