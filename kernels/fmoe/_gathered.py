@@ -21,6 +21,7 @@ from gemmpipe.kernels.fmoe._grouped import (
     math_warpgroup,
     warpgroup_exchange,
 )
+from gemmpipe.kernels.fmoe._order import order_pairs, rank_pairs
 from gemmpipe.kernels.fmoe._sorted import gdc_wait_and_launch
 from gemmpipe.templates.hopper.gluon_compat import copy_to_shared, tma_load
 from gemmpipe.templates.hopper.pipeline import (
@@ -38,41 +39,56 @@ from gemmpipe.templates.quantise_kernel import quantise_tile
 
 
 @triton.jit
-def sources_of_places(
-    places_ptr, sources_ptr, pairs, TOPK: tl.constexpr, BLOCK: tl.constexpr, INTERPRETED: tl.constexpr
-):
-    """sources[place] = the row of x of the pair at this place; places of no pair keep their contents."""
+def quantise_groups(
+    x_ptr, out_ptr, scale_ptr, program, groups,
+    GROUPS: tl.constexpr, GROUP: tl.constexpr, TOP: tl.constexpr, INTERPRETED: tl.constexpr,
+):  # fmt: skip
+    """out[group, GROUP] and scale[group] of GROUPS groups of x [groups, GROUP]: the largest magnitude over TOP."""
     gdc_wait_and_launch(INTERPRETED)
-    pair = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    place = tl.load(places_ptr + pair, mask=pair < pairs, other=-1)
-    tl.store(sources_ptr + place, pair // TOPK, mask=place >= 0)
+    group = program * GROUPS + tl.arange(0, GROUPS)
+    at = group.to(tl.int64)[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
+    inside = group < groups
+    x = tl.load(x_ptr + at, mask=inside[:, None], other=0.0)
+    quantised, scale = quantise_tile(x, TOP, out_ptr.dtype.element_ty, INTERPRETED)
+    tl.store(out_ptr + at, quantised, mask=inside[:, None])
+    tl.store(scale_ptr + group, scale, mask=inside)
 
 
 @triton.jit
-def quantised_tokens(
-    x_ptr, out_ptr, scale_ptr, places_ptr, sources_ptr, columns,
-    TOPK: tl.constexpr, GROUPS: tl.constexpr, GROUP: tl.constexpr, TOP: tl.constexpr, INTERPRETED: tl.constexpr,
+def order_and_quantise(
+    ids_ptr, counts_ptr, places_ptr, pairs_ptr, sources_ptr, owners_ptr, rows_ptr, blocks_ptr,
+    x_ptr, out_ptr, scale_ptr, pairs, experts, share, entries, chunks, groups,
+    BINS: tl.constexpr, CHUNK: tl.constexpr, ORDERING: tl.constexpr, BLOCK_SIZE_M: tl.constexpr, FILL: tl.constexpr,
+    TOPK: tl.constexpr, OVERLAP: tl.constexpr,
+    GROUPS: tl.constexpr, GROUP: tl.constexpr, TOP: tl.constexpr, INTERPRETED: tl.constexpr,
 ):  # fmt: skip
-    """out[row] = x[row] quantised, with scale[row, group]; and sources[place] = row for the row's TOPK pairs.
+    """order_pairs by the first program (`chunks` is 1), quantise_groups by the others."""
+    if tl.program_id(0) < chunks:
+        order_pairs(
+            ids_ptr, counts_ptr, places_ptr, pairs_ptr, sources_ptr, owners_ptr, rows_ptr, blocks_ptr,
+            pairs, experts, share, entries, BINS, CHUNK, ORDERING, BLOCK_SIZE_M, FILL, TOPK, OVERLAP,
+        )  # fmt: skip
+    else:
+        program = tl.program_id(0) - chunks
+        quantise_groups(x_ptr, out_ptr, scale_ptr, program, groups, GROUPS, GROUP, TOP, INTERPRETED)
 
-    A program takes GROUPS groups of GROUP columns of a row. A group's scale is its largest magnitude over TOP.
-    """
-    gdc_wait_and_launch(INTERPRETED)
-    row = tl.program_id(0)
-    groups = tl.program_id(1) * GROUPS + tl.arange(0, GROUPS)
-    column = groups[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
-    inside = column < columns
-    at = row.to(tl.int64) * columns + column
-    quantised, scale = quantise_tile(
-        tl.load(x_ptr + at, mask=inside, other=0.0), TOP, out_ptr.dtype.element_ty, INTERPRETED
-    )
-    tl.store(out_ptr + at, quantised, mask=inside)
-    scales = tl.cdiv(columns, GROUP)
-    tl.store(scale_ptr + row * scales + groups, scale, mask=groups < scales)
-    if tl.program_id(1) == 0:
-        for i in tl.static_range(TOPK):
-            place = tl.load(places_ptr + row * TOPK + i)
-            tl.store(sources_ptr + place, row, mask=place >= 0)
+
+@triton.jit
+def rank_and_quantise(
+    ids_ptr, counts_ptr, places_ptr, pairs_ptr, x_ptr, out_ptr, scale_ptr,
+    pairs, experts, share, entries, chunks, groups,
+    BINS: tl.constexpr, CHUNK: tl.constexpr, ORDERING: tl.constexpr, FILL: tl.constexpr, OVERLAP: tl.constexpr,
+    GROUPS: tl.constexpr, GROUP: tl.constexpr, TOP: tl.constexpr, INTERPRETED: tl.constexpr,
+):  # fmt: skip
+    """rank_pairs by the first `chunks` programs, quantise_groups by the others."""
+    if tl.program_id(0) < chunks:
+        rank_pairs(
+            ids_ptr, counts_ptr, places_ptr, pairs_ptr, pairs, experts, share, entries,
+            BINS, CHUNK, ORDERING, FILL, OVERLAP,
+        )  # fmt: skip
+    else:
+        program = tl.program_id(0) - chunks
+        quantise_groups(x_ptr, out_ptr, scale_ptr, program, groups, GROUPS, GROUP, TOP, INTERPRETED)
 
 
 class GatheredRows(NamedTuple):

@@ -34,7 +34,14 @@ from gemmpipe.templates.hopper.constraints import (
 )
 from gemmpipe.templates.hopper.launch import tensor_descriptor
 from gemmpipe.templates.params import SCALE_BLOCK, TRITON_TYPES, int_knob, tile_constants
-from gemmpipe.templates.tiled import FUSED_ACT, GATHER_ROWS, ceil_div, kernel_hash, next_power_of_2, stage_knobs
+from gemmpipe.templates.tiled import (
+    FUSED_ACT,
+    GATHER_ROWS,
+    ceil_div,
+    kernel_hash,
+    next_power_of_2,
+    stage_knobs,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -46,7 +53,7 @@ GATHERED_MODULE = "gemmpipe.kernels.fmoe._gathered"
 GATHERED_KERNEL = f"{GATHERED_MODULE}:gathered_warp_specialised"
 _LOADER_WARPS = 4
 _GATHER_REGISTERS = (232, 40)  # per thread of a math warpgroup, of the loader warps
-_PLACES_PER_PROGRAM = 1024
+_FEW_GROUPS = 2**15  # so many scale groups of x have a program for half as many each
 KERNELS = (
     KERNEL,
     *ORDER_KERNELS,
@@ -55,7 +62,7 @@ KERNELS = (
 GATHERED_KERNELS = (
     *KERNELS,
     GATHERED_KERNEL,
-    *(f"{GATHERED_MODULE}:{name}" for name in ("sources_of_places", "quantised_tokens")),
+    *(f"{GATHERED_MODULE}:{name}" for name in ("order_and_quantise", "rank_and_quantise")),
 )
 _FEW_ROWS = 16  # rows per copy of a block that is mostly padding
 _MAX_PDL_PAIRS = 256
@@ -208,41 +215,26 @@ def gathered_product_step(spec: GemmSpec, knobs: Knobs, device: Device, out: str
     )
 
 
-def _sources_step(spec: GemmSpec, interpreted: bool) -> LaunchStep:
-    """Finds the row of x of each place; quantises x, if it is."""
-    experts = require_experts(spec)
-    pairs = spec.m * experts.topk
-    if experts.quantised:
-        group, groups = quantisation_groups(experts.quantised, spec.k)
-        return LaunchStep(
-            kernel="quantised_tokens",
-            module=GATHERED_MODULE,
-            tensors={
-                "x_ptr": "x",
-                "out_ptr": "q",
-                "scale_ptr": "q_scale",
-                "places_ptr": "places",
-                "sources_ptr": "sources",
-            },
-            integers={"columns": spec.k},
-            constants={
-                "TOPK": experts.topk,
-                "GROUPS": groups,
-                "GROUP": group,
-                "TOP": FP8_MAX[spec.w_dtype],
-                "INTERPRETED": interpreted,
-            },
-            grid=(spec.m, ceil_div(spec.k, groups * group), 1),
-            options=_pdl_options(spec, min(8, max(1, groups * group // 256))),
-        )
-    return LaunchStep(
-        kernel="sources_of_places",
+def _with_quantiser(spec: GemmSpec, step: LaunchStep, interpreted: bool) -> LaunchStep:
+    """The first launch of the order of pairs, with further programs that quantise x."""
+    experts, (chunks, _, _) = require_experts(spec), step.grid
+    group, _ = quantisation_groups(experts.quantised, spec.k)
+    groups, warps = spec.m * spec.k // group, int(str(step.options["num_warps"]))
+    per_program = 2 * warps if groups <= _FEW_GROUPS else 4 * warps
+    return replace(
+        step,
+        kernel=step.kernel.replace("_pairs", "_and_quantise"),
         module=GATHERED_MODULE,
-        tensors={"places_ptr": "places", "sources_ptr": "sources"},
-        integers={"pairs": pairs},
-        constants={"TOPK": experts.topk, "BLOCK": _PLACES_PER_PROGRAM, "INTERPRETED": interpreted},
-        grid=(ceil_div(pairs, _PLACES_PER_PROGRAM), 1, 1),
-        options=_pdl_options(spec, 4),
+        tensors={**step.tensors, "x_ptr": "x", "out_ptr": "q", "scale_ptr": "q_scale"},
+        integers={**step.integers, "chunks": chunks, "groups": groups},
+        constants={
+            **step.constants,
+            "GROUPS": per_program,
+            "GROUP": group,
+            "TOP": FP8_MAX[spec.w_dtype],
+            "INTERPRETED": interpreted,
+        },
+        grid=(chunks + ceil_div(groups, per_program), 1, 1),
     )
 
 
@@ -329,7 +321,9 @@ def grouped_launch_steps(spec: GemmSpec, knobs: Knobs, device: Device, *, interp
     found = _order_steps(spec, knobs, device, interpreted)
     wide = "inner" if quantises_in_epilogue(spec, knobs) or (fused and not experts.quantised) else "wide"
     if knobs.get(GATHER_ROWS):
-        found += [_sources_step(spec, interpreted), gathered_product_step(spec, knobs, device, wide)]
+        if experts.quantised:
+            found[0] = _with_quantiser(spec, found[0], interpreted)
+        found.append(gathered_product_step(spec, knobs, device, wide))
     else:
         found += [_gather_step(spec, knobs, interpreted), grouped_product_step(spec, knobs, device, 1, wide)]
     if wide == "wide":
@@ -340,6 +334,8 @@ def grouped_launch_steps(spec: GemmSpec, knobs: Knobs, device: Device, *, interp
 def _order_steps(spec: GemmSpec, knobs: Knobs, device: Device, interpreted: bool) -> list[LaunchStep]:
     """Finds the places of pairs among rows ordered by expert."""
     results = {"places_ptr": "places", "pairs_ptr": None, "rows_ptr": "rows"}
+    if knobs.get(GATHER_ROWS):
+        results["sources_ptr"] = "sources"
     steps = order_steps(spec, knobs, results, device.vendor, overlap=not interpreted)
     return [replace(step, options={**step.options, **_pdl_option(spec)}) for step in steps]
 

@@ -49,12 +49,19 @@ def run(case: Mapping[str, Any]) -> list[str]:
         for name, shape in shapes.items()
     }
     tensors["ids"] = routed_ids(experts, token * topk, case["routing"])
-    results = {"places_ptr": "places", "pairs_ptr": None, "rows_ptr": "rows"}
+    tensors["sources"] = torch.full((blocks * block_m,), -9, dtype=torch.int32)
+    results = {"places_ptr": "places", "pairs_ptr": None, "sources_ptr": "sources", "rows_ptr": "rows"}
     if case["plain"]:
         results = {"places_ptr": "places" if order_chunks(spec) > 1 else None, "pairs_ptr": "pairs", "rows_ptr": None}
     for step in order_steps(spec, {"BLOCK_SIZE_M": block_m}, results, device.vendor, overlap=False):
         load_build(step.build(dict.fromkeys(tensors, "int32")), device).launcher(step.grid, step.arguments(tensors))()
-    return differences(tensors, experts, block_m, case["plain"])
+    wrong = differences(tensors, experts, block_m, case["plain"])
+    if not case["plain"]:
+        places = tensors["places"]
+        rows = torch.arange(token, dtype=torch.int32).repeat_interleave(topk)
+        if not torch.equal(tensors["sources"][places[places >= 0].long()], rows[places >= 0]):
+            wrong.append("sources")
+    return wrong
 
 
 def differences(tensors: Mapping[str, torch.Tensor], experts: int, block_m: int, plain: bool) -> list[str]:

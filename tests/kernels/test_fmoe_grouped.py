@@ -45,6 +45,7 @@ ON_A_CPU = [
     _case((65, 16, 16, 9, 4), away=True),
     _case((19, 16, 16, 9, 7), away=True, chunks=[64, 32]),
     _case((65, 16, 16, 70, 3), chunks=[64, 32]),
+    _case((65, 256, 128, 9, 4), "fp8", away=True, more=GATHERED, chunks=[64, 32]),
 ]
 # Enough pairs for the chunks of a GPU.
 MANY_PAIRS = [_case((1025, 16, 16, 9, 4), away=True), _case((2051, 16, 16, 70, 3))]
@@ -56,7 +57,7 @@ def matches(interpreter: Interpreter, case: dict[str, object]) -> None:
 
 
 @INTERPRETED
-@pytest.mark.parametrize("case", few(ON_A_CPU, 0, 4, 5, 6, 7, 8, 9, 11, 13, 15))
+@pytest.mark.parametrize("case", few(ON_A_CPU, 0, 4, 5, 6, 7, 8, 9, 11, 13, 15, 17))
 def test_launches_around_the_product_match_the_reference(interpreter: Interpreter, case: dict[str, object]) -> None:
     matches(interpreter, case)
 
