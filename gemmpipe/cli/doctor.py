@@ -55,7 +55,8 @@ def report_environment(plan: "Plan", events: Events) -> int:
         problems = plan.source.problems(plan.family, plan.defaults, devices[0].gfx)
         failures = _backend_failures(plan, devices[0], problems[0])
         backends = list(_backend_lines(failures, plan.family, devices[0]))
-        other = _other_kernel(plan, devices[0], problems[0])
+        can_tune = any(None in reasons for reasons in failures.values())
+        other = _other_kernel(plan, devices[0], problems[0]) if can_tune else ""
         note = [f"note: {_other_kernel_note(plan.family, other)}"] if other else []
         verdict = [*note, _readiness(failures), f"next: {_next_command(plan, devices[0], failures, other)}"]
     except UserError as error:

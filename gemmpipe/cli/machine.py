@@ -23,7 +23,7 @@ def machine_lines(devices: Sequence[Device], output: Path) -> Iterator[str]:
     yield "machine"
     total = os.cpu_count() or 1
     yield f"  {usable_cores()} of {total} cores may be used, {bytes_text(_memory_bytes())} memory"
-    for title, folder in (("runs and tables", output), ("Triton's cache", triton_cache())):
+    for title, folder in (("output", output), ("Triton's cache", triton_cache())):
         free = free_bytes(folder)
         yield f"  {title}: {folder}, {'free space unknown' if free is None else f'{bytes_text(free)} free'}"
     drivers = {str(driver) for device in devices if (driver := conditions(device)["driver"])}

@@ -169,9 +169,8 @@ def find_finished(name: str, command: str, words: tuple[str, ...] = (LAST,)) -> 
         return last_run(name, (WITH_CHOICES,), f"{command}: {name}", expected)
     folder = named_folder(name, f"{command}: {name}")
     if not folder.is_dir():
-        raise UserError(
-            f"{command}: {name}: no such folder; expected the folder of a run, or 'last'{suggest_run(name, words)}"
-        )
+        expected = "the folder of a run, or 'last'" if words == (LAST,) else "a run, a table, 'last' or 'shipped'"
+        raise UserError(f"{command}: {name}: no such folder; expected {expected}{suggest_run(name, words)}")
     if (folder / SWEEP).is_file():
         runs = sorted(path.name for path in folder.iterdir() if is_run(path))
         example = f", such as {folder / runs[0]}" if runs else ""

@@ -50,13 +50,15 @@ _CAPTURED_NAME = "captured"
 def read_run(folder: Path, *, importable: frozenset[str] = frozenset()) -> RunData:
     """The data of a run. `importable`: names of families in the user's own folder.
 
-    Raises UserError if the folder has no journal with problems, or a family that is not known.
+    Raises UserError if the folder has no journal with problems, a family that is not known, or a run without times.
     """
     record = journal.read(folder)
     facts = describe_run(folder)
     manifest = manifest_or_empty(folder) if facts.state in (FINISHED, INTERRUPTED) else {}
-    family = _family(record, manifest, folder, importable)
     config = manifest.get("config")
+    if facts.state == FINISHED and isinstance(config, dict):
+        _check_times(record, facts, config)
+    family = _family(record, manifest, folder, importable)
     has_tables = wrote_tables(manifest)
     chooses = facts.chooses or facts.state != FINISHED
     products, notes = _products(folder, family, record, manifest, ended=has_tables, chooses=chooses)
@@ -97,6 +99,15 @@ def read_run(folder: Path, *, importable: frozenset[str] = frozenset()) -> RunDa
             *_reading_notes(record, trials, facts),
         ],
     )
+
+
+def _check_times(record: Record, facts: RunFolder, config: Mapping[str, Any]) -> None:
+    """Raises UserError for a finished run that chooses and times nothing, such as one that lists problems or merges."""
+    if facts.chooses or "chain" not in config or any(isinstance(entry.content, Trial) for entry in record.log):
+        return
+    tables = ", ".join(sorted(path.name for path in facts.folder.glob("*.csv")))
+    named = f" (its tables: {tables})" if tables else ""
+    raise UserError(f"{facts.folder}: a run of {facts.pipeline} times nothing{named}; expected one of tune or compare")
 
 
 def _family(record: Record, manifest: Mapping[str, Any], folder: Path, importable: frozenset[str]) -> "Family":

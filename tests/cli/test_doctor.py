@@ -138,8 +138,9 @@ def test_the_next_command_on_a_cpu_is_that_of_the_page(
 
 def test_the_next_command_without_a_backend(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "device=cpu", "backend=[triton]"]) == 0
-    *_, ready, following = _joined(capsys.readouterr().out).splitlines()
+    *earlier, ready, following = _joined(capsys.readouterr().out).splitlines()
     assert ready == "ready: 0 of 1 backend; triton: no GPU"
+    assert not any(line.startswith("note: libraries of a CPU") for line in earlier), "no kernel is proposed"
     assert following.startswith("next: gemmpipe --help backend")
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from report_runs import rewrite_journal, write_manifest, write_recorded_run
 
+from gemmpipe.cli.main import main
 from gemmpipe.core.data import Candidate, Status, Trial
 from gemmpipe.core.errors import UserError
 from gemmpipe.journal import Journal
@@ -169,6 +170,23 @@ def test_a_run_without_problems_has_no_report(tmp_path: Path) -> None:
     Journal(tmp_path).close()
     with pytest.raises(UserError, match="no problems in its journal yet"):
         read_run(tmp_path)
+
+
+@pytest.mark.parametrize("command", ["show", "report"])
+@pytest.mark.usefixtures("folder")
+def test_a_run_that_times_nothing_is_one_line(command: str, capfd: pytest.CaptureFixture[str]) -> None:
+    """A list of problems and a merge: what they are left with is not left by a budget."""
+    Path("a.csv").write_text("gfx,cu_num,M,N,K,libtype,us\nsm_90,132,1,64,64,torch,4\n")
+    assert main(["capture", "kernel=a16w16", "shapes=csv", "shapes.path=a.csv"]) == 0
+    assert main(["merge", "kernel=a16w16", "inputs=[a.csv]", "output=b.csv"]) == 0
+    for pipeline in ("capture", "merge"):
+        (run,) = Path("outputs/runs", pipeline).iterdir()
+        capfd.readouterr()
+        assert main([command, str(run)]) == 2
+        reading, line = capfd.readouterr().err.splitlines()
+        assert reading == f"{command}: reading {run}"
+        assert line.startswith(f"gemmpipe: {run}: a run of {pipeline} times nothing (its tables: ")
+        assert line.endswith("); expected one of tune or compare")
 
 
 def _table(*paths: Path) -> RunData:
