@@ -10,6 +10,7 @@ from gemmpipe.family import GemmSpec
 from gemmpipe.family.dtypes import element_bytes
 from gemmpipe.family.moe import require_experts
 from gemmpipe.kernels.fmoe._grouped_launch_plan import (
+    ALTERNATING_KERNEL,
     GATHERED_KERNELS,
     KERNELS,
     SORT_MODULE,
@@ -30,11 +31,15 @@ from gemmpipe.templates.hopper.constraints import (
     DENSE_MAX_COLUMNS,
     MAX_WORK_TILES,
     WARPGROUP_M,
+    MaxColumns,
+    epilogue_columns,
+    hopper_shared_bytes,
     hopper_tile_violation,
 )
 from gemmpipe.templates.hopper.launch import WARP_SPECIALISED
 from gemmpipe.templates.params import KERNEL_TYPE, SCALE_BLOCK, int_knob
 from gemmpipe.templates.tiled import (
+    ALTERNATE,
     FUSED_ACT,
     GATHER_ROWS,
     STAGE2_KNOBS,
@@ -50,7 +55,8 @@ if TYPE_CHECKING:
 
 _PER_STAGE_KNOBS = ("BLOCK_SIZE_N", "GROUP_SIZE_M", "num_stages")
 _STAGE2_KNOBS = tuple(f"{name}{STAGE2_SUFFIX}" for name in _PER_STAGE_KNOBS)
-_AXES = (KERNEL_TYPE, "BLOCK_SIZE_M", "BLOCK_SIZE_K", *_PER_STAGE_KNOBS, FUSED_ACT, GATHER_ROWS, *_STAGE2_KNOBS)
+_FLAGS = (FUSED_ACT, GATHER_ROWS, ALTERNATE)
+_AXES = (KERNEL_TYPE, "BLOCK_SIZE_M", "BLOCK_SIZE_K", *_PER_STAGE_KNOBS, *_FLAGS, *_STAGE2_KNOBS)
 _MAX_ROWS = 2**31 - 2**20
 
 
@@ -74,10 +80,12 @@ class GroupedExperts(MultiLaunchImplementation):
         return space.configs({**space_facts(spec, device), KERNEL_TYPE: WARP_SPECIALISED})
 
     def normalise(self, spec: GemmSpec, knobs: Knobs, device: Device) -> Knobs:
-        """Its own knobs alone, without those equal to their default; GATHER_ROWS only where rows can be gathered."""
+        """Its own knobs alone, without those equal to their default; flags only where they apply."""
         kept = {name: knobs[name] for name in _AXES if knobs.get(name) is not None}
         if not kept.get(GATHER_ROWS) or not _can_gather(spec, kept):
             kept.pop(GATHER_ROWS, None)
+        if not kept.get(ALTERNATE) or int_knob(kept, "BLOCK_SIZE_M") != WARPGROUP_M:
+            kept.pop(ALTERNATE, None)
         return canonical_knobs(spec, kept)
 
     def unsupported_reason(self, spec: GemmSpec, knobs: Knobs, device: Device) -> str | None:
@@ -92,7 +100,10 @@ class GroupedExperts(MultiLaunchImplementation):
         for stage, (n, k) in enumerate(((experts.w1_rows, spec.k), (spec.n, experts.inner)), 1):
             plain = replace(spec, n=n, k=k, x_dtype=spec.w_dtype, x_scale=experts.quantised, experts=None)
             widest = replace(BLOCK_SCALED_MAX_COLUMNS if has_block_scales(spec) else DENSE_MAX_COLUMNS, parts=0)
-            if reason := hopper_tile_violation(plain, unsplit_knobs(knobs, stage), device, widest):
+            own = unsplit_knobs(knobs, stage)
+            if stage == 2 and knobs.get(ALTERNATE) and (reason := _alternating_violation(own, device, widest)):
+                return f"{reason} (stage 2)"
+            if reason := hopper_tile_violation(plain, own, device, widest):
                 return f"{reason} (stage {stage})"
         if knobs.get(FUSED_ACT) and experts.gated and experts.inner * int(element_bytes(spec.out_dtype)) % 16:
             return f"alignment: inter_dim={experts.inner}, rows of a TMA descriptor begin at multiples of 16 bytes"
@@ -112,6 +123,8 @@ class GroupedExperts(MultiLaunchImplementation):
     def kernel_name(self, knobs: Knobs) -> str:
         """`grouped@3fa9c1d2`, `grouped_fused@...`, `grouped_apart@...`, `grouped_fused_apart@...`."""
         gathered, kernels = ("_gathered", GATHERED_KERNELS) if knobs.get(GATHER_ROWS) else ("", KERNELS)
+        if knobs.get(ALTERNATE):
+            gathered, kernels = f"{gathered}_alternating", (*kernels, ALTERNATING_KERNEL)
         return f"grouped{gathered}{name_suffix(knobs)}@{digest([kernel_hash(kernel) for kernel in kernels])[:8]}"
 
     def launch_plan(self, spec: GemmSpec, knobs: Knobs, device: Device) -> LaunchPlan:
@@ -134,6 +147,17 @@ def _exchange_violation(spec: GemmSpec, knobs: Knobs) -> str | None:
     inner = require_experts(spec).inner
     if inner % SCALE_BLOCK:
         return f"fused activation: inter_dim={inner}, expected a multiple of {SCALE_BLOCK} columns"
+    return None
+
+
+def _alternating_violation(own: Knobs, device: Device, widest: MaxColumns) -> str | None:
+    """`rule: detail` if a warpgroup cannot have a whole tile of 64 rows with its sums and its output, or None."""
+    columns = int_knob(own, "BLOCK_SIZE_N")
+    if columns > widest.whole:
+        return f"registers: {columns} columns per warpgroup, 16 to {widest.whole} fit"
+    staged = 2 * 2 * WARPGROUP_M * (columns - epilogue_columns(own))
+    if (needed := hopper_shared_bytes(own) + staged) > device.shared_bytes:
+        return f"shared memory: about {needed} bytes, {device.shared_bytes} per block"
     return None
 
 

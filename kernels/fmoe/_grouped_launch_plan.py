@@ -35,6 +35,7 @@ from gemmpipe.templates.hopper.constraints import (
 from gemmpipe.templates.hopper.launch import tensor_descriptor
 from gemmpipe.templates.params import SCALE_BLOCK, TRITON_TYPES, int_knob, tile_constants
 from gemmpipe.templates.tiled import (
+    ALTERNATE,
     FUSED_ACT,
     GATHER_ROWS,
     ceil_div,
@@ -51,8 +52,10 @@ KERNEL = "gemmpipe.kernels.fmoe._grouped:grouped_warp_specialised"
 SORT_MODULE = "gemmpipe.kernels.fmoe._sorted"
 GATHERED_MODULE = "gemmpipe.kernels.fmoe._gathered"
 GATHERED_KERNEL = f"{GATHERED_MODULE}:gathered_warp_specialised"
+ALTERNATING_KERNEL = "gemmpipe.kernels.fmoe._alternating:alternating_warp_specialised"
 _LOADER_WARPS = 4
 _GATHER_REGISTERS = (232, 40)  # per thread of a math warpgroup, of the loader warps
+_ALTERNATING_REGISTERS = (232, 40)
 _FEW_GROUPS = 2**15  # so many scale groups of x have a program for half as many each
 KERNELS = (
     KERNEL,
@@ -192,6 +195,29 @@ def grouped_product_step(spec: GemmSpec, knobs: Knobs, device: Device, stage: in
     )
 
 
+def second_product_step(spec: GemmSpec, knobs: Knobs, device: Device) -> TmaLaunchStep:
+    """The second product, by warpgroups that share a tile or, with ALTERNATE, have tiles of their own."""
+    step = grouped_product_step(spec, knobs, device, 2, "parts")
+    if not knobs.get(ALTERNATE):
+        return step
+    from triton.experimental.gluon.language import NVMMASharedLayout
+
+    own = unsplit_knobs(knobs, 2)
+    n, k = int_knob(own, "BLOCK_SIZE_N"), int_knob(own, "BLOCK_SIZE_K")
+    boxes = {**step.boxes, "w": ([n, k], step.boxes["w"][1])}
+    if "out" in boxes:
+        layout = NVMMASharedLayout(swizzle_byte_width=min(128, 2 * n), element_bitwidth=16, rank=2)
+        boxes["out"] = ([WARPGROUP_M, n], layout)
+    registers = dict(zip(("REGISTERS", "LOADER_REGISTERS"), _ALTERNATING_REGISTERS, strict=True))
+    return replace(
+        step,
+        kernel=ALTERNATING_KERNEL.split(":")[1],
+        source=ALTERNATING_KERNEL,
+        constants={**step.constants, **registers},
+        boxes=boxes,
+    )
+
+
 def gathered_product_step(spec: GemmSpec, knobs: Knobs, device: Device, out: str) -> TmaLaunchStep:
     """The first product, with x's rows gathered by the loader, into the tensor `out`."""
     step = grouped_product_step(spec, knobs, device, 1, out)
@@ -328,7 +354,7 @@ def grouped_launch_steps(spec: GemmSpec, knobs: Knobs, device: Device, *, interp
         found += [_gather_step(spec, knobs, interpreted), grouped_product_step(spec, knobs, device, 1, wide)]
     if wide == "wide":
         found.append(_activate_step(spec, knobs, interpreted))
-    return (*found, grouped_product_step(spec, knobs, device, 2, "parts"), _total_step(spec, interpreted))
+    return (*found, second_product_step(spec, knobs, device), _total_step(spec, interpreted))
 
 
 def _order_steps(spec: GemmSpec, knobs: Knobs, device: Device, interpreted: bool) -> list[LaunchStep]:
