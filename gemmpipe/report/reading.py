@@ -52,12 +52,10 @@ def read_run(folder: Path, *, importable: frozenset[str] = frozenset()) -> RunDa
 
     Raises UserError if the folder has no journal with problems, a family that is not known, or a run without times.
     """
-    record = journal.read(folder)
-    facts = describe_run(folder)
+    record, facts = journal.read(folder), describe_run(folder)
     manifest = manifest_or_empty(folder) if facts.state in (FINISHED, INTERRUPTED) else {}
     config = manifest.get("config")
-    if facts.state == FINISHED and isinstance(config, dict):
-        _check_times(record, facts, config)
+    _check_times(record, facts, config)
     family = _family(record, manifest, folder, importable)
     has_tables = wrote_tables(manifest)
     chooses = facts.chooses or facts.state != FINISHED
@@ -101,9 +99,11 @@ def read_run(folder: Path, *, importable: frozenset[str] = frozenset()) -> RunDa
     )
 
 
-def _check_times(record: Record, facts: RunFolder, config: Mapping[str, Any]) -> None:
+def _check_times(record: Record, facts: RunFolder, config: object) -> None:
     """Raises UserError for a finished run that chooses and times nothing, such as one that lists problems or merges."""
-    if facts.chooses or "chain" not in config or any(isinstance(entry.content, Trial) for entry in record.log):
+    if facts.state != FINISHED or not isinstance(config, dict) or "chain" not in config or facts.chooses:
+        return
+    if any(isinstance(entry.content, Trial) for entry in record.log):
         return
     tables = ", ".join(sorted(path.name for path in facts.folder.glob("*.csv")))
     named = f" (its tables: {tables})" if tables else ""
