@@ -98,12 +98,13 @@ def dense_calls(spec: GemmSpec) -> list[Call]:
 def measured(case: Case, device: Device, row: Row, rounds: int) -> dict[str, float]:
     """Times in us of a call: `ours`, `dense`, and the fastest `read`."""
     spec = case.spec
-    graphs = {"ours": graph_of(in_a_row(our_calls(case, device, row))), "dense": graph_of(in_a_row(dense_calls(spec)))}
-    times = interleaved_us(graphs, SETS, rounds)
-    del graphs
+    calls = {"ours": our_calls(case, device, row), "dense": dense_calls(spec)}  # they own what graphs read and write
+    times = interleaved_us({name: graph_of(in_a_row(each)) for name, each in calls.items()}, SETS, rounds)
+    del calls
     torch.cuda.empty_cache()
-    ways = {name: graph_of(in_a_row(calls)) for name, calls in reads(spec, device).items()}
-    return {**times, "read": min(interleaved_us(ways, 2, rounds).values())}
+    ways = reads(spec, device)
+    read_times = interleaved_us({name: graph_of(in_a_row(each)) for name, each in ways.items()}, 2, rounds)
+    return {**times, "read": min(read_times.values())}
 
 
 def report(found: Mapping[Case, Mapping[str, float]]) -> None:
