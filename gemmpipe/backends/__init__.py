@@ -51,3 +51,9 @@ def library_backends() -> Mapping[str, Backend]:
             if inspect.isclass(member) and issubclass(member, Backend) and not inspect.isabstract(member):
                 found[member.label] = member()
     return found
+
+
+def library_implementation(family: Family, label: str) -> Implementation | None:
+    """The implementation of a library with this label for a family, or None if it is not known."""
+    backend = library_backends().get(label)
+    return None if backend is None else next(iter(backend.implementations(family)), None)

@@ -16,7 +16,7 @@ from gemmpipe.backends.deepgemm_package import DeepGemmPackage, find_package, lo
 from gemmpipe.backends.deepgemm_tiles import K_BLOCK, PRODUCER_THREADS, Tile, likely_tiles
 from gemmpipe.backends.scaled_mm import scaled_mm_violation
 from gemmpipe.core.data import Build, Device, Knobs
-from gemmpipe.family import GemmSpec, Inputs, Launch, Prepared, Weights
+from gemmpipe.family import Family, GemmSpec, Implementation, Inputs, Launch, Prepared, Weights
 
 if TYPE_CHECKING:
     import torch
@@ -36,6 +36,10 @@ class DeepGemm(Backend):
     tiles: int = 4
     """The number of tiles per product, those that the library's model of time ranks first."""
 
+    def implementations(self, family: Family) -> tuple[Implementation, ...]:
+        """The family's own launches around the library's kernels, where it has some; else the backend itself."""
+        return (family.library_kernels.get(self.label, self),)
+
     def unavailable(self, device: Device) -> str | None:
         """It needs an NVIDIA GPU and the package, alone or within vLLM."""
         if device.kind != "cuda":
@@ -44,7 +48,7 @@ class DeepGemm(Backend):
         if package is None:
             return no_package_reason()
         extension = package.extension_problem()
-        return None if extension is None or _tiles_problem(package, device) is None else extension
+        return None if extension is None or tiles_problem(package, device) is None else extension
 
     def configs(self, spec: GemmSpec, device: Device, space: "Space") -> Iterable[Knobs]:
         """Tiles, of which the first is the library's choice; that choice by a call where tiles cannot be compiled.
@@ -52,7 +56,7 @@ class DeepGemm(Backend):
         A call compiles on the worker that times it, which waits for 4 s; tiles are compiled beforehand, in parallel.
         """
         package = find_package()
-        if package is None or _tiles_problem(package, device) is not None:
+        if package is None or tiles_problem(package, device) is not None:
             yield {}
         elif _violation(spec, device) is None:
             for tile in likely_tiles(spec, device, self.tiles):
@@ -71,7 +75,7 @@ class DeepGemm(Backend):
         if set(knobs) != set(_TILE_KNOBS):
             return f"knobs: expected none, or {', '.join(_TILE_KNOBS)}"
         package, tile, stages = find_package(), Tile.of(knobs), int(str(knobs["num_stages"]))
-        problem = no_package_reason() if package is None else _tiles_problem(package, device)
+        problem = no_package_reason() if package is None else tiles_problem(package, device)
         if problem or (problem := tile.violation(spec, device)):
             return problem
         most = tile.stages(spec.k, device.shared_bytes)
@@ -122,7 +126,7 @@ def _violation(spec: GemmSpec, device: Device) -> str | None:
     return scaled_mm_violation(replace(spec, m=4), device)
 
 
-def _tiles_problem(package: DeepGemmPackage, device: Device) -> str | None:
+def tiles_problem(package: DeepGemmPackage, device: Device) -> str | None:
     """Why no tile can run, or None."""
     if device.gfx != "sm_90":
         return f"tiles: DeepGEMM's kernel of tiles is for sm_90, not {device.gfx}"

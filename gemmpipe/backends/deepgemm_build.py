@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from gemmpipe.backends.cuda_driver import LoadedCubin
 from gemmpipe.backends.deepgemm_package import DeepGemmPackage, cuda_home, find_package, headers_hash, no_package_reason
-from gemmpipe.backends.deepgemm_tiles import Tile, source
+from gemmpipe.backends.deepgemm_tiles import GROUPED, Tile, source
 from gemmpipe.core.data import Build, BuildFacts, Device, Scalar
 from gemmpipe.core.paths import user_cache
 from gemmpipe.launch.build import kernel_names, read_resources
@@ -52,11 +52,13 @@ class HeadersKernel:
 HEADERS = HeadersKernel()
 
 
-def tile_build(spec: "GemmSpec", tile: Tile, stages: int, device: Device) -> Build:
-    """The build of a tile for this N and K and any M."""
+def tile_build(spec: "GemmSpec", tile: Tile, stages: int, device: Device, groups: int = 0) -> Build:
+    """The build of a tile for this N and K and any M; `groups` as in `source`."""
     package = _package()
     constants: dict[str, Scalar] = {"rows": tile.rows, "columns": tile.columns, "multicast": tile.multicast}
     sizes: dict[str, Scalar] = {"stages": stages, "n": spec.n, "k": spec.k, "programs": device.cu_num}
+    if groups:
+        sizes["groups"] = groups
     return Build(
         kernel=KERNEL,
         source_hash=headers_hash(package.include),
@@ -115,7 +117,15 @@ def _source(build: Build) -> str:
     values: dict[str, Any] = dict(build.constants)
     tile = Tile(rows=values["rows"], columns=values["columns"], multicast=values["multicast"])
     header = _kernel_header(_package().include)
-    return source(header, tile, n=values["n"], k=values["k"], stages=values["stages"], programs=values["programs"])
+    sizes = {name: values[name] for name in ("n", "k", "stages", "programs")}
+    return source(header, tile, **sizes, groups=values.get("groups", 0))
+
+
+def grouped_problem() -> str | None:
+    """Why the installed headers have no grouped product as it is launched here, or None."""
+    types = _package().include / "deep_gemm" / "common" / "types.cuh"
+    known = types.is_file() and GROUPED in types.read_text()
+    return None if known else f"DeepGEMM's headers are of another version: no {GROUPED}"
 
 
 @lru_cache(maxsize=8)

@@ -17,6 +17,8 @@ K_BLOCK = 128
 PRODUCER_THREADS = 128
 MULTICAST = ("none", "x", "w")
 """The operand that two adjacent programs share: none, x (adjacent along N) or w (along M)."""
+GROUPED = "MGroupedContiguousWithPsumLayout"
+"""The kind of grouped product: the rows of all groups in one matrix, `grouped_layout` has the end of each group's."""
 _MAX_STAGES = 16
 _WGMMA_ROWS = 64
 _L2_BYTES_PER_CYCLE, _L1_BYTES_PER_CYCLE = 8e6 / 1.3e3, 128
@@ -151,17 +153,19 @@ def _all_tiles(spec: GemmSpec, device: Device) -> Iterator[Tile]:
                     yield tile
 
 
-def source(header: str, tile: Tile, *, n: int, k: int, stages: int, programs: int) -> str:
+def source(header: str, tile: Tile, *, n: int, k: int, stages: int, programs: int, groups: int = 0) -> str:
     """CUDA source that instantiates the kernel of `header`, with N and K as constants as the package compiles it.
 
+    `groups`: weights of their own for so many groups of rows, each of which begins a tile (see GROUPED); 0: one weight.
     Raises ValueError if the header's kernel has parameters that are not known here.
     """
-    sizes = {"SHAPE_M": 0, "SHAPE_N": n, "SHAPE_K": k, "kNumGroups": 1, "kNumSMs": programs}
+    sizes = {"SHAPE_M": 0, "SHAPE_N": n, "SHAPE_K": k, "kNumGroups": max(1, groups), "kNumSMs": programs}
     blocks = {"BLOCK_M": tile.rows, "BLOCK_N": tile.columns, "BLOCK_K": K_BLOCK}
     swizzles = {"kSwizzleAMode": K_BLOCK, "kSwizzleBMode": K_BLOCK, "kSwizzleDMode": tile.out_swizzle}
     threads = {"kNumTMAThreads": PRODUCER_THREADS, "kNumMathThreads": tile.consumer_threads, "kNumStages": stages}
     sharing = {"kNumTMAMulticast": tile.cluster, "kIsTMAMulticastOnA": str(tile.multicast == "x").lower()}
-    types = {"kMajorSFB": "cute::UMMA::Major::K", "kGemmType": "GemmType::Normal", "cd_dtype_t": "cutlass::bfloat16_t"}
+    kind = f"GemmType::{GROUPED if groups else 'Normal'}"
+    types = {"kMajorSFB": "cute::UMMA::Major::K", "kGemmType": kind, "cd_dtype_t": "cutlass::bfloat16_t"}
     epilogue = {"epilogue_type_t": "epilogue::transform::EpilogueIdentity"}
     values = {**sizes, **blocks, **swizzles, **threads, **sharing, **types, **epilogue}
     arguments = ", ".join(str(values[name]) for name in _template_parameters(header, values))

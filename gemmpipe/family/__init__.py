@@ -224,6 +224,8 @@ class Family:
     """aiter's table of these products, or None; its file has the name of the native table."""
     engine_kernels: Mapping[str, Implementation] = field(default_factory=dict)
     """By inference engine (`vllm`): a kernel with the structure of the engine's own, labelled as the engine."""
+    library_kernels: Mapping[str, Implementation] = field(default_factory=dict)
+    """By library backend (`deepgemm`): launches around the library's kernels, labelled as the backend."""
     extra_columns: tuple[str, ...] = ()
     """Columns of its native table in addition to those of all families, for other tools."""
     extra_cells: Callable[[Mapping[str, Scalar]], Mapping[str, Scalar]] | None = None

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from gemmpipe.backends import NO_SPACE, library_backends
+from gemmpipe.backends import NO_SPACE, library_implementation
 from gemmpipe.core.data import Candidate, Device, Problem, Scalar
 from gemmpipe.core.errors import UserError
 from gemmpipe.family import Family, GemmSpec, Implementation
@@ -65,7 +65,7 @@ class RunnableCandidate:
 def find_implementation(family: Family, label: str) -> Implementation | None:
     """The implementation with this `libtype`: the family's own kernels first, then the libraries."""
     own = next((found for found in family.implementations if found.label == label), None)
-    return own or library_backends().get(label)
+    return own or library_implementation(family, label)
 
 
 def usable_candidate(family: Family, row: Row, spec: GemmSpec, device: Device) -> RunnableCandidate:

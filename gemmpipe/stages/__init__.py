@@ -185,7 +185,8 @@ class Context:
 
     def implementation(self, label: str) -> Implementation | None:
         """The implementation of a `libtype`: of a chosen backend, the family's own kernels, the table's libraries."""
-        known = (*self.implementations, *self.family.implementations, *self.row_backends.values())
+        rows = (found for backend in self.row_backends.values() for found in backend.implementations(self.family))
+        known = (*self.implementations, *self.family.implementations, *rows)
         return next((i for i in known if i.label == label), None)
 
     def search_context(self, *, launches: int, keep: int) -> "SearchContext":

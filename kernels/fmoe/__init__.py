@@ -24,6 +24,7 @@ from gemmpipe.family.dtypes import DTYPES_16BIT, FP8_DTYPES, native_fp8, reject_
 from gemmpipe.family.moe import bytes_moved, flops, make_inputs, make_weights, product, tolerance
 from gemmpipe.family.problem import parse_choice
 from gemmpipe.family.routing import parse_routing
+from gemmpipe.kernels.fmoe._deepgemm import DeepGemmExperts
 from gemmpipe.kernels.fmoe._engine import ENGINES
 from gemmpipe.kernels.fmoe._gluon import GroupedExperts
 from gemmpipe.kernels.fmoe._skinny import LABEL as SKINNY
@@ -198,5 +199,6 @@ FAMILY = Family(
     baseline=("torch",),
     implementations=(FusedExperts(), GroupedExperts(), SkinnyExperts()),
     engine_kernels=ENGINES,
+    library_kernels={"deepgemm": DeepGemmExperts()},
     rows_column="token",
 )

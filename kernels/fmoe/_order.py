@@ -144,3 +144,15 @@ def place_pairs(
         pair, expert, held, own, rank, before, counts, places_ptr, pairs_ptr, sources_ptr, owners_ptr,
         rows_ptr, blocks_ptr, BLOCK_SIZE_M, BINS, TOPK,
     )  # fmt: skip
+
+
+@triton.jit
+def ends_of_experts(counts_ptr, ends_ptr, experts, chunks, BINS: tl.constexpr, BLOCK_SIZE_M: tl.constexpr):
+    """ends[expert] = the place after its last row, of counts[chunks, BINS]; each expert's rows begin a block."""
+    bins = tl.arange(0, BINS)
+    counts = tl.zeros((BINS,), tl.int32)
+    for chunk in range(chunks):
+        counts += tl.load(counts_ptr + chunk * BINS + bins)
+    blocks = (counts + BLOCK_SIZE_M - 1) // BLOCK_SIZE_M
+    first = (tl.cumsum(blocks, 0) - blocks) * BLOCK_SIZE_M
+    tl.store(ends_ptr + bins, first + counts, mask=bins < experts)

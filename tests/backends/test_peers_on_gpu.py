@@ -63,3 +63,38 @@ def test_an_engines_experts_compute_the_mixture(token: int, dtype: str | None) -
     result = backend.bind(spec, {}, device, inputs, backend.prepare(spec, weights, {}), out)()
     # 1.2 % of the elements of one row were beyond the tolerance of fp8 on an H200.
     assert error_ratio(result, family.reference(spec, inputs, weights), *family.tolerance(spec)) < 0.04
+
+
+@pytest.mark.parametrize("away", [False, True])
+@pytest.mark.parametrize("token", [1, 40, 700, 1031])
+def test_deepgemms_grouped_products_compute_the_mixture(token: int, away: bool) -> None:
+    """`away`: a part of the pairs is of experts of other ranks, and one expert has no row."""
+    if gpu_kind() != "cuda":
+        pytest.skip("no NVIDIA GPU")
+    device, family = gpu_device(0), load_family("fmoe")
+    (experts,) = library_backends()["deepgemm"].implementations(family)
+    if reason := experts.unavailable(device):
+        pytest.skip(reason)
+    defaults = KernelDefaults(dtype="float8_e4m3fn", out_dtype=None, bias=None)
+    key = {"token": token, "model_dim": 512, "inter_dim": 384, "expert": 12, "topk": 3}
+    spec = family.spec(make_problem(family, key, defaults, device.gfx, "test"))
+    generator = torch.Generator(device=device.torch_name).manual_seed(3)
+    weights, inputs = family.make_weights(spec, generator), family.make_inputs(spec, generator)
+    assert inputs.topk_ids is not None
+    assert inputs.topk_weights is not None
+    ids = torch.where(inputs.topk_ids % 4 == 1, -1, inputs.topk_ids) if away else inputs.topk_ids
+    known = ids >= 0
+    here = replace(inputs, topk_ids=ids * known, topk_weights=inputs.topk_weights * known)
+    reference, tolerance = family.reference(spec, here, weights), family.tolerance(spec)
+    tried = 0
+    for knobs in experts.configs(spec, device, NO_SPACE):
+        assert experts.unsupported_reason(spec, knobs, device) is None
+        out = torch.full(spec.out_shape, torch.nan, dtype=torch.bfloat16, device=device.torch_name)
+        run = experts.bind(
+            spec, knobs, device, replace(inputs, topk_ids=ids), experts.prepare(spec, weights, knobs), out
+        )
+        for _ in range(2):
+            assert error_ratio(run().clone(), reference.clone(), *tolerance) < 0.04, knobs
+            out.fill_(torch.nan)
+        tried += 1
+    assert tried >= 4
