@@ -25,7 +25,7 @@ from gemmpipe.kernels.fmoe._grouped_launch_plan import (
     has_block_scales,
     row_capacity,
 )
-from gemmpipe.kernels.fmoe._launch_plan import INT, ORDER_MODULE, LaunchStep, dtypes_of
+from gemmpipe.kernels.fmoe._launch_plan import INT, ORDER_MODULE, LaunchStep, dtypes_of, order_scratch_shapes
 from gemmpipe.launch.build import load_build
 from gemmpipe.launch.workspace import SCRATCH, TensorShape
 from gemmpipe.templates.params import SCALE_BLOCK, int_knob
@@ -161,15 +161,10 @@ def _scratch(spec: GemmSpec, rows: int) -> dict[str, TensorShape]:
     return {**shapes, "ends": ((require_experts(spec).count,), INT)}
 
 
-@lru_cache(maxsize=1024)
-def _planned(spec: GemmSpec, rows: int, device: Device) -> tuple[tuple[LaunchStep, Build | None], ...]:
-    """Our launches with their builds; None is DeepGEMM's in the place of a product of ours."""
-    knobs: Knobs = {**_AROUND, "BLOCK_SIZE_M": rows}
-    dtypes = dtypes_of(spec, _scratch(spec, rows))
-    steps = grouped_launch_steps(spec, knobs, device, interpreted=False)
-    ordered = sum("counts_ptr" in step.tensors for step in steps)  # the first ones
-    chunks, bins = grouped_scratch_shapes(spec, knobs)["counts"][0]
-    ends = LaunchStep(
+def ends_step(spec: GemmSpec, rows: int) -> LaunchStep:
+    """Finds where each expert's rows end, after the launches that order pairs."""
+    chunks, bins = order_scratch_shapes(spec, rows)["counts"][0]
+    return LaunchStep(
         kernel="ends_of_experts",
         module=ORDER_MODULE,
         tensors={"counts_ptr": "counts", "ends_ptr": "ends"},
@@ -178,9 +173,18 @@ def _planned(spec: GemmSpec, rows: int, device: Device) -> tuple[tuple[LaunchSte
         grid=(1, 1, 1),
         options={"num_warps": max(1, min(8, bins // 32))},
     )
+
+
+@lru_cache(maxsize=1024)
+def _planned(spec: GemmSpec, rows: int, device: Device) -> tuple[tuple[LaunchStep, Build | None], ...]:
+    """Our launches with their builds; None is DeepGEMM's in the place of a product of ours."""
+    knobs: Knobs = {**_AROUND, "BLOCK_SIZE_M": rows}
+    dtypes = dtypes_of(spec, _scratch(spec, rows))
+    steps = grouped_launch_steps(spec, knobs, device, interpreted=False)
+    ordered = sum("counts_ptr" in step.tensors for step in steps)  # the first ones
     return tuple(
         (step, None if isinstance(step, TmaLaunchStep) else step.build(dtypes))
-        for step in (*steps[:ordered], ends, *steps[ordered:])
+        for step in (*steps[:ordered], ends_step(spec, rows), *steps[ordered:])
     )
 
 

@@ -9,6 +9,7 @@ from gemmpipe.core.device import arch_device
 from gemmpipe.family import KernelDefaults, load_family
 from gemmpipe.family.problem import make_problem
 from gemmpipe.kernels.fmoe import _launch_plan
+from gemmpipe.kernels.fmoe._deepgemm import ends_step
 from gemmpipe.kernels.fmoe._launch_plan import max_blocks, order_chunks, order_scratch_shapes, order_steps
 from gemmpipe.launch.build import load_build
 
@@ -55,13 +56,28 @@ def run(case: Mapping[str, Any]) -> list[str]:
         results = {"places_ptr": "places" if order_chunks(spec) > 1 else None, "pairs_ptr": "pairs", "rows_ptr": None}
     for step in order_steps(spec, {"BLOCK_SIZE_M": block_m}, results, device.vendor, overlap=False):
         load_build(step.build(dict.fromkeys(tensors, "int32")), device).launcher(step.grid, step.arguments(tensors))()
+    tensors["ends"] = torch.full((experts,), -9, dtype=torch.int32)
+    ends = ends_step(spec, block_m)
+    load_build(ends.build(dict.fromkeys(tensors, "int32")), device).launcher(ends.grid, ends.arguments(tensors))()
     wrong = differences(tensors, experts, block_m, case["plain"])
+    if tensors["ends"].tolist() != ends_of(tensors["ids"], experts, block_m):
+        wrong.append("ends")
     if not case["plain"]:
         places = tensors["places"]
         rows = torch.arange(token, dtype=torch.int32).repeat_interleave(topk)
         if not torch.equal(tensors["sources"][places[places >= 0].long()], rows[places >= 0]):
             wrong.append("sources")
     return wrong
+
+
+def ends_of(ids: torch.Tensor, experts: int, block_m: int) -> list[int]:
+    """The place after each expert's last row; each expert's rows begin a block."""
+    found, first = [], 0
+    for expert in range(experts):
+        rows = int((ids == expert).sum())
+        found.append(first + rows)
+        first += -(-rows // block_m) * block_m
+    return found
 
 
 def differences(tensors: Mapping[str, torch.Tensor], experts: int, block_m: int, plain: bool) -> list[str]:

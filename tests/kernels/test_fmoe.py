@@ -11,6 +11,7 @@ from interpreter_process import INTERPRETED, Interpreter
 from moe_problems import FMOE, NAMES, QWEN, shipped_space, spec_of
 from pairwise import few
 
+from gemmpipe.backends import library_backends
 from gemmpipe.backends.aten import Torch
 from gemmpipe.core.data import Candidate, Scalar
 from gemmpipe.core.device import arch_device, cpu_device
@@ -22,7 +23,6 @@ from gemmpipe.family.space import Space
 from gemmpipe.kernels.fmoe._launch_plan import max_blocks
 from gemmpipe.kernels.fmoe._triton import FusedExperts
 from gemmpipe.launch.build import compile_build
-from gemmpipe.runtime.select import library_backends
 
 ARCHES = ("sm_90", "sm_100", "gfx942", "gfx950")
 KNOBS: dict[str, Scalar] = {"BLOCK_SIZE_M": 16, "BLOCK_SIZE_N": 64, "BLOCK_SIZE_K": 64, "num_warps": 4, "num_stages": 3}
