@@ -8,9 +8,9 @@ of experts that it holds.
 
 This module has the key columns (those of aiter's untuned_fmoe), the experts of a key and the columns of aiter's
 tuned_fmoe.csv. Implementations: _triton.py with _launch_plan.py and _kernel.py; for rows sorted by expert on Hopper
-_gluon.py with _grouped_launch_plan.py, _sorted.py and _grouped.py; for few rows on the CUDA cores _skinny.py with
-_skinny_kernel.py; in the form of vLLM's and SGLang's kernels _engine.py with _engine_launch_plan.py and
-_engine_kernel.py.
+_gluon.py with _grouped_launch_plan.py, _sorted.py, _grouped.py, _gathered.py and _alternating.py; for few rows on the
+CUDA cores _skinny.py with _skinny_kernel.py; in the form of vLLM's and SGLang's kernels _engine.py with
+_engine_launch_plan.py and _engine_kernel.py; with DeepGEMM's grouped products _deepgemm.py. _order.py orders pairs.
 """
 
 import json
@@ -148,8 +148,9 @@ def aiter_cells(row: Mapping[str, Scalar]) -> Mapping[str, Scalar]:
     """A row's cells for aiter's table, from its knobs and kernel name; stages are not timed separately: us1 is None."""
     config = json.loads(str(row.get("config") or "{}"))
     name, _, source = str(row.get("kernelName") or "").partition("@")
-    if "BLOCK_SIZE_M" not in config:
-        return {"kernelName1": name, "kernelName2": name}
+    if "BLOCK_SIZE_K" not in config:  # a library's
+        block_m = {"block_m": config["BLOCK_SIZE_M"]} if "BLOCK_SIZE_M" in config else {}
+        return {**block_m, "kernelName1": name, "kernelName2": name}
     names = []
     for stage in (1, 2):
         own = stage_knobs(config, stage)

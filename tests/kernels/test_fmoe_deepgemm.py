@@ -1,5 +1,6 @@
 """DeepGEMM's grouped products among our launches, without a GPU: the plan, the rules, the source of the kernels."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from gemmpipe.backends.deepgemm_tiles import GROUPED, Tile, source
 from gemmpipe.core.data import Scalar
 from gemmpipe.core.device import arch_device
 from gemmpipe.family import load_family
+from gemmpipe.kernels.fmoe import aiter_cells
 from gemmpipe.kernels.fmoe._deepgemm import DeepGemmExperts, _planned
 from gemmpipe.runtime.select import find_implementation
 
@@ -81,6 +83,14 @@ def test_candidates_are_tiles_of_both_numbers_of_rows(token: int, package: Path)
         sizes = [dict(build.constants) for build in builds]
         assert [(each["n"], each["k"], each["groups"]) for each in sizes] == [(1536, 2048, 128), (2048, 768, 128)]
     assert len({EXPERTS.kernel_name(knobs) for knobs in found}) == len(found)
+
+
+def test_a_row_of_it_is_stored_under_its_kernels_name() -> None:
+    knobs = {"BLOCK_SIZE_M": 128, "BLOCK_SIZE_N": 160, "BLOCK_SIZE_N_2": 128}
+    name = EXPERTS.kernel_name(knobs)
+    cells = aiter_cells({"config": json.dumps(knobs), "kernelName": name})
+    assert cells == {"block_m": 128, "kernelName1": name, "kernelName2": name}
+    assert name == "deepgemm_grouped_128x160_128"
 
 
 @pytest.mark.parametrize(
