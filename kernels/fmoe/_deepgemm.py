@@ -78,7 +78,7 @@ class DeepGemmExperts(Implementation):
         for tile, product in zip(_tiles(knobs), _products(spec, int_knob(knobs, "BLOCK_SIZE_M")), strict=True):
             if reason := tile.violation(product, device):
                 return reason
-        return None
+        return no_package_reason() if find_package() is None else grouped_problem()
 
     def builds(self, spec: GemmSpec, knobs: Knobs, device: Device) -> tuple[Build, ...]:
         """Our launches', and the two products'."""

@@ -1,7 +1,7 @@
 """The launches of a call over rows sorted by expert: places, gather, product, activation, product, sum.
 
-`TmaLaunchStep` is a launch of the warp-specialised product with tensor descriptors (_grouped.py); the other steps are
-kernels of _order.py and _sorted.py.
+`TmaLaunchStep` is a launch of a warp-specialised product with tensor descriptors (_grouped.py, _gathered.py,
+_alternating.py); the other steps are kernels of _order.py, _sorted.py and, where they also quantise x, _gathered.py.
 """
 
 from collections.abc import Mapping

@@ -19,9 +19,7 @@ pytestmark = pytest.mark.gpu
 LABELS = ("deepgemm", "flashinfer", "vllm_cutlass", "vllm", "sglang", "vllm_function", "sglang_function")
 
 
-@pytest.mark.parametrize(
-    "label", ["deepgemm", "flashinfer", "vllm_cutlass", "vllm", "sglang", "vllm_function", "sglang_function"]
-)
+@pytest.mark.parametrize("label", LABELS)
 @pytest.mark.parametrize("m", [1, 6, 64, 200])
 @pytest.mark.parametrize(
     ("name", "order"),
@@ -71,7 +69,7 @@ def test_an_engines_experts_compute_the_mixture(token: int, dtype: str | None) -
 @pytest.mark.parametrize("away", [False, True])
 @pytest.mark.parametrize("token", [1, 40, 700, 1031])
 def test_deepgemms_grouped_products_compute_the_mixture(token: int, away: bool) -> None:
-    """`away`: a part of the pairs is of experts of other ranks, and one expert has no row."""
+    """`away`: a part of the pairs is of experts of other ranks, so that three experts here have no row."""
     if gpu_kind() != "cuda":
         pytest.skip("no NVIDIA GPU")
     device, family = gpu_device(0), load_family("fmoe")

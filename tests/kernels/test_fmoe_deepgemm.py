@@ -86,7 +86,7 @@ def test_candidates_are_tiles_of_both_numbers_of_rows(token: int, package: Path)
 
 
 def test_a_row_of_it_is_stored_under_its_kernels_name() -> None:
-    knobs = {"BLOCK_SIZE_M": 128, "BLOCK_SIZE_N": 160, "BLOCK_SIZE_N_2": 128}
+    knobs: dict[str, Scalar] = {"BLOCK_SIZE_M": 128, "BLOCK_SIZE_N": 160, "BLOCK_SIZE_N_2": 128}
     name = EXPERTS.kernel_name(knobs)
     cells = aiter_cells({"config": json.dumps(knobs), "kernelName": name})
     assert cells == {"block_m": 128, "kernelName1": name, "kernelName2": name}
@@ -98,21 +98,36 @@ def test_a_row_of_it_is_stored_under_its_kernels_name() -> None:
     [
         (None, QWEN, {}, {}, "scales"),
         ("fp8", QWEN, {"q_type": "per_token"}, {}, "scales"),
-        ("fp8", (64, 2048, 704 + 16, 128, 8), {}, {}, "sizes"),
+        ("float16", QWEN, {"q_type": "per_1x128"}, {}, "types"),
+        ("fp8", (64, 2048, 704, 128, 8), {}, {}, "sizes"),
+        ("fp8", (64, 2048 + 64, 768, 128, 8), {}, {}, "sizes"),
         ("fp8", QWEN, {}, {"BLOCK_SIZE_M": 32}, "tile"),
         ("fp8", QWEN, {}, {"BLOCK_SIZE_N_2": 200}, "tile"),
         ("fp8", QWEN, {}, {"num_stages": 4}, "knobs"),
     ],
 )
 def test_reasons_name_their_rule(
-    dtype: str | None, sizes: tuple[int, ...], key: dict[str, object], knobs: dict[str, Scalar], rule: str
+    dtype: str | None,
+    sizes: tuple[int, ...],
+    key: dict[str, object],
+    knobs: dict[str, Scalar],
+    rule: str,
+    package: Path,
 ) -> None:
     spec = spec_of(sizes, dtype=dtype, key=key)
     tile: dict[str, Scalar] = {"BLOCK_SIZE_M": 64, "BLOCK_SIZE_N": 128, "BLOCK_SIZE_N_2": 128}
     assert EXPERTS.unsupported_reason(spec_of(QWEN, dtype="fp8"), tile, HOPPER) is None
     assert str(EXPERTS.unsupported_reason(spec, {**tile, **knobs}, HOPPER)).split(":")[0] == rule
-    if rule in ("scales", "sizes"):
+    if rule in ("scales", "sizes", "types"):
         assert not list(EXPERTS.configs(spec, HOPPER, NO_SPACE))
+
+
+def test_without_the_package_it_is_unsupported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where its kernels are compiled for a device that is not here, which asks for no availability."""
+    monkeypatch.setattr("gemmpipe.kernels.fmoe._deepgemm.find_package", lambda: None)
+    knobs: dict[str, Scalar] = {"BLOCK_SIZE_M": 64, "BLOCK_SIZE_N": 128, "BLOCK_SIZE_N_2": 128}
+    reason = EXPERTS.unsupported_reason(spec_of(QWEN, dtype="fp8"), knobs, HOPPER)
+    assert reason == deepgemm_package.no_package_reason()
 
 
 def test_it_is_hoppers_alone() -> None:
