@@ -86,9 +86,9 @@ def warpgroup_exchange(COLUMNS: gl.constexpr):
 
 @gluon.jit
 def fast_activation(value, NAME: gl.constexpr):
-    """_kernel.activation, silu by approximate instructions that err by 2^-22 (a third of its own in an epilogue).
+    """_kernel.activation; silu by 5 instructions per element, not 15, whose approximations err by 2^-22.
 
-    Beyond exp(88) the reciprocal is 0, as is the quotient but for numbers below 2^-126.
+    Below -88, where exp(-value) is infinite, the result is 0 instead of less than 1e-36 in magnitude.
     """
     if NAME == "silu":
         asm: gl.constexpr = """{ .reg .f32 t; mul.f32 t, $1, 0fBFB8AA3B; ex2.approx.ftz.f32 t, t;

@@ -6,8 +6,8 @@ Five mixtures in bf16 and fp8, CUDA graphs, medians of nine replays, all in turn
 reads as many bytes as all weights of the experts have (few are not hit by 256 tokens and more). `dense`:
 torch's products of one weight with a row for each pair of token and expert, bf16 or fp8 with one scale per tensor
 (fast accumulation): nothing is sorted, quantised, activated or summed, and no block is padded. `ours`: the shipped row.
-A factor over the larger of both is what no kernel of this layer can gain more than. vLLM's function over ours, times
-this factor, is what vLLM's function could be over the fastest such kernel: compare it with an aim.
+No kernel of this layer gains more than the factor of ours over the larger of both. vLLM's function over ours, times
+this factor, is the most that vLLM's function can be over any kernel: compare it with an aim.
 """
 
 import argparse
