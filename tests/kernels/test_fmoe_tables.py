@@ -19,6 +19,7 @@ from gemmpipe.formats.native import NativeCsv
 from gemmpipe.runtime.select import usable_candidate
 from gemmpipe.sources.table import CsvShapes as Tables
 from gemmpipe.tables import store
+from gemmpipe.tables.recorded import UnusableRow
 
 FMOE = load_family("fmoe")
 KEY = "token,model_dim,inter_dim,expert,topk,act_type,dtype,q_dtype_a,q_dtype_w,q_type,use_g1u1,doweight_stage1"
@@ -235,3 +236,15 @@ def test_a_file_of_vllms_own_is_read(tmp_path: Path) -> None:
     plain = {k: v for k, v in KNOBS.items() if k != "cache_modifier"}
     path.write_text(json.dumps({"triton_version": "3.5.1", "1": plain, "4": {**plain, "BLOCK_SIZE_K": 256}}))
     assert list(Vllm(device_name=None).read(path)) == ["1", "4"]
+
+
+def test_rows_of_a_library_with_tiles_are_stored_and_run_where_it_is(target: Target) -> None:
+    """DeepGEMM's tiles have no BLOCK_SIZE_K: the package determines it."""
+    tile: dict[str, object] = {"BLOCK_SIZE_N": 128, "BLOCK_SIZE_N_2": 160}
+    named = {"libtype": "deepgemm", "kernelName": "deepgemm_grouped_64x128_160"}
+    frame = chosen("", tile, "fp8").assign(**named)
+    (path,) = NativeCsv(file=None, sort=True).write(FMOE, frame, target)
+    row = store.read(path, FMOE)[1]
+    assert (row["block_m"], row["kernelName1"], row["kernelName2"]) == ("64", *2 * [named["kernelName"]])
+    with pytest.raises(UnusableRow, match="backend: deepgemm: "):
+        usable_candidate(FMOE, row, FMOE.spec(problem_of(64, "fp8")), target.device)
