@@ -28,8 +28,9 @@ from gemmpipe.kernels.fmoe._grouped_launch_plan import (
 from gemmpipe.kernels.fmoe._launch_plan import INT, ORDER_MODULE, LaunchStep, dtypes_of, order_scratch_shapes
 from gemmpipe.launch.build import load_build
 from gemmpipe.launch.workspace import SCRATCH, TensorShape
+from gemmpipe.templates.hopper.constraints import WARPGROUP_M
 from gemmpipe.templates.params import SCALE_BLOCK, int_knob
-from gemmpipe.templates.tiled import ceil_div
+from gemmpipe.templates.tiled import ceil_div, next_power_of_2
 
 if TYPE_CHECKING:
     import torch
@@ -79,6 +80,13 @@ class DeepGemmExperts(Implementation):
             if reason := tile.violation(product, device):
                 return reason
         return no_package_reason() if find_package() is None else grouped_problem()
+
+    def dominated_reason(self, spec: GemmSpec, knobs: Knobs, device: Device) -> str | None:
+        """`rule: detail` for blocks that are mostly padding (an expert gets M rows at most), or None."""
+        rows = int_knob(knobs, "BLOCK_SIZE_M")
+        if rows > WARPGROUP_M and rows >= 2 * next_power_of_2(spec.m):
+            return f"tile beyond the problem: {rows} rows for at most {spec.m} per expert"
+        return None
 
     def builds(self, spec: GemmSpec, knobs: Knobs, device: Device) -> tuple[Build, ...]:
         """Our launches', and the two products'."""
@@ -149,7 +157,13 @@ def _tiles(knobs: Knobs) -> tuple[Tile, Tile]:
 
 
 def _product_builds(spec: GemmSpec, knobs: Knobs, device: Device) -> list[Build]:
-    experts, found = require_experts(spec), []
+    return _cached_builds(spec, tuple(sorted(knobs.items())), device)
+
+
+@lru_cache(maxsize=1024)
+def _cached_builds(spec: GemmSpec, items: tuple[tuple[str, Scalar], ...], device: Device) -> list[Build]:
+    """The builds of the two products, cached: a call outside of a graph binds its launches again."""
+    experts, knobs, found = require_experts(spec), dict(items), []
     for tile, product in zip(_tiles(knobs), _products(spec, int_knob(knobs, "BLOCK_SIZE_M")), strict=True):
         stages = tile.stages(product.k, device.shared_bytes)
         found.append(tile_build(product, tile, stages, device, groups=experts.count))

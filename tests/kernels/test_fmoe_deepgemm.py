@@ -130,6 +130,15 @@ def test_without_the_package_it_is_unsupported(monkeypatch: pytest.MonkeyPatch) 
     assert reason == deepgemm_package.no_package_reason()
 
 
+def test_tall_tiles_are_left_out_for_few_tokens(package: Path) -> None:
+    for token, taken in ((64, {64}), (65, {64, 128}), (4096, {64, 128})):
+        spec = spec_of((token, *QWEN[1:]), dtype="fp8")
+        found = [
+            k for k in EXPERTS.configs(spec, HOPPER, NO_SPACE) if EXPERTS.dominated_reason(spec, k, HOPPER) is None
+        ]
+        assert {knobs["BLOCK_SIZE_M"] for knobs in found} == taken
+
+
 def test_it_is_hoppers_alone() -> None:
     spec = spec_of(QWEN, dtype="fp8")
     assert str(EXPERTS.unsupported_reason(spec, {}, arch_device("sm_100"))).startswith("architecture")
