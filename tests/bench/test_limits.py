@@ -15,6 +15,7 @@ from gemmpipe.core.spec import Scaling
 from gemmpipe.family import Inputs, KernelDefaults, Weights
 from gemmpipe.family.problem import make_problem
 from gemmpipe.family.reference import product
+from gemmpipe.templates.hopper.constraints import views_of_parts
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 import limits
@@ -45,7 +46,8 @@ def test_every_product_has_the_row_that_is_shipped_for_the_model(part: str, mode
     found = limits.cases(part, replace(arch_device("sm_90"), name=model), limits.arguments([part]), {})
     assert len(found) == len(limits.SIDES) * len(limits.ROWS[part].split(","))
     for case in found:
-        assert [each.name.split()[1] for each in case.products] == ["shipped"]
+        taken = [each.name.split()[1] for each in case.products]
+        assert taken == ["shipped"] or (not taken and not views_of_parts())  # Triton 3.8 lacks some of these tiles
         assert bool(case.layers) == (part == limits.LINEAR)
 
 
