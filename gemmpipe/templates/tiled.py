@@ -47,7 +47,7 @@ OVERLAP = "OVERLAP"
 """True: every launch of a call begins while the previous one ends (programmatic dependent launch)."""
 GATHER_ROWS = "GATHER_ROWS"
 """True: the first product's loader warps read x's rows where they are; else a launch copies them to their places."""
-ALTERNATE = "ALTERNATE"
+PINGPONG = "PINGPONG"
 """True: each warpgroup of the second product multiplies tiles of its own, in turn with the other."""
 STAGE2_KNOBS = tuple(
     f"{name}{STAGE2_SUFFIX}" for name in ("BLOCK_SIZE_N", "BLOCK_SIZE_K", "GROUP_SIZE_M", "num_warps", "num_stages")

@@ -8,7 +8,7 @@ of experts that it holds.
 
 This module has the key columns (those of aiter's untuned_fmoe), the experts of a key and the columns of aiter's
 tuned_fmoe.csv. Implementations: _triton.py with _launch_plan.py and _kernel.py; for rows sorted by expert on Hopper
-_gluon.py with _grouped_launch_plan.py, _sorted.py, _grouped.py, _gathered.py and _alternating.py; for few rows on the
+_gluon.py with _grouped_launch_plan.py, _sorted.py, _grouped.py, _gathered.py and _pingpong.py; for few rows on the
 CUDA cores _skinny.py with _skinny_kernel.py; in the form of vLLM's and SGLang's kernels _engine.py with
 _engine_launch_plan.py and _engine_kernel.py; with DeepGEMM's grouped products _deepgemm.py. _order.py orders pairs.
 """

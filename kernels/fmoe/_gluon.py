@@ -10,9 +10,9 @@ from gemmpipe.family import GemmSpec
 from gemmpipe.family.dtypes import element_bytes
 from gemmpipe.family.moe import require_experts
 from gemmpipe.kernels.fmoe._grouped_launch_plan import (
-    ALTERNATING_KERNEL,
     GATHERED_KERNELS,
     KERNELS,
+    PINGPONG_KERNEL,
     SORT_MODULE,
     grouped_launch_steps,
     grouped_scratch_shapes,
@@ -39,9 +39,9 @@ from gemmpipe.templates.hopper.constraints import (
 from gemmpipe.templates.hopper.launch import WARP_SPECIALISED
 from gemmpipe.templates.params import KERNEL_TYPE, SCALE_BLOCK, int_knob
 from gemmpipe.templates.tiled import (
-    ALTERNATE,
     FUSED_ACT,
     GATHER_ROWS,
+    PINGPONG,
     STAGE2_KNOBS,
     STAGE2_SUFFIX,
     ceil_div,
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 
 _PER_STAGE_KNOBS = ("BLOCK_SIZE_N", "GROUP_SIZE_M", "num_stages")
 _STAGE2_KNOBS = tuple(f"{name}{STAGE2_SUFFIX}" for name in _PER_STAGE_KNOBS)
-_FLAGS = (FUSED_ACT, GATHER_ROWS, ALTERNATE)
+_FLAGS = (FUSED_ACT, GATHER_ROWS, PINGPONG)
 _AXES = (KERNEL_TYPE, "BLOCK_SIZE_M", "BLOCK_SIZE_K", *_PER_STAGE_KNOBS, *_FLAGS, *_STAGE2_KNOBS)
 _MAX_ROWS = 2**31 - 2**20
 
@@ -84,8 +84,8 @@ class GroupedExperts(MultiLaunchImplementation):
         kept = {name: knobs[name] for name in _AXES if knobs.get(name) is not None}
         if not kept.get(GATHER_ROWS) or not _can_gather(spec, kept):
             kept.pop(GATHER_ROWS, None)
-        if not kept.get(ALTERNATE) or int_knob(kept, "BLOCK_SIZE_M") != WARPGROUP_M:
-            kept.pop(ALTERNATE, None)
+        if not kept.get(PINGPONG) or int_knob(kept, "BLOCK_SIZE_M") != WARPGROUP_M:
+            kept.pop(PINGPONG, None)
         return canonical_knobs(spec, kept)
 
     def unsupported_reason(self, spec: GemmSpec, knobs: Knobs, device: Device) -> str | None:
@@ -101,7 +101,7 @@ class GroupedExperts(MultiLaunchImplementation):
             plain = replace(spec, n=n, k=k, x_dtype=spec.w_dtype, x_scale=experts.quantised, experts=None)
             widest = replace(BLOCK_SCALED_MAX_COLUMNS if has_block_scales(spec) else DENSE_MAX_COLUMNS, parts=0)
             own = unsplit_knobs(knobs, stage)
-            if stage == 2 and knobs.get(ALTERNATE) and (reason := _alternating_violation(own, device, widest)):
+            if stage == 2 and knobs.get(PINGPONG) and (reason := _pingpong_violation(own, device, widest)):
                 return f"{reason} (stage 2)"
             if reason := hopper_tile_violation(plain, own, device, widest):
                 return f"{reason} (stage {stage})"
@@ -123,8 +123,8 @@ class GroupedExperts(MultiLaunchImplementation):
     def kernel_name(self, knobs: Knobs) -> str:
         """`grouped@3fa9c1d2`, `grouped_fused@...`, `grouped_apart@...`, `grouped_fused_apart@...`."""
         gathered, kernels = ("_gathered", GATHERED_KERNELS) if knobs.get(GATHER_ROWS) else ("", KERNELS)
-        if knobs.get(ALTERNATE):
-            gathered, kernels = f"{gathered}_alternating", (*kernels, ALTERNATING_KERNEL)
+        if knobs.get(PINGPONG):
+            gathered, kernels = f"{gathered}_pingpong", (*kernels, PINGPONG_KERNEL)
         return f"grouped{gathered}{name_suffix(knobs)}@{digest([kernel_hash(kernel) for kernel in kernels])[:8]}"
 
     def launch_plan(self, spec: GemmSpec, knobs: Knobs, device: Device) -> LaunchPlan:
@@ -150,7 +150,7 @@ def _exchange_violation(spec: GemmSpec, knobs: Knobs) -> str | None:
     return None
 
 
-def _alternating_violation(own: Knobs, device: Device, widest: MaxColumns) -> str | None:
+def _pingpong_violation(own: Knobs, device: Device, widest: MaxColumns) -> str | None:
     """`rule: detail` if a warpgroup cannot have a whole tile of 64 rows with its sums and its output, or None."""
     columns = int_knob(own, "BLOCK_SIZE_N")
     if columns > widest.whole:

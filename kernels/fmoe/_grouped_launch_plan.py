@@ -1,7 +1,7 @@
 """The launches of a call over rows sorted by expert: places, gather, product, activation, product, sum.
 
 `TmaLaunchStep` is a launch of a warp-specialised product with tensor descriptors (_grouped.py, _gathered.py,
-_alternating.py); the other steps are kernels of _order.py, _sorted.py and, where they also quantise x, _gathered.py.
+_pingpong.py); the other steps are kernels of _order.py, _sorted.py and, where they also quantise x, _gathered.py.
 """
 
 from collections.abc import Mapping
@@ -35,9 +35,9 @@ from gemmpipe.templates.hopper.constraints import (
 from gemmpipe.templates.hopper.launch import tensor_descriptor
 from gemmpipe.templates.params import SCALE_BLOCK, TRITON_TYPES, int_knob, tile_constants
 from gemmpipe.templates.tiled import (
-    ALTERNATE,
     FUSED_ACT,
     GATHER_ROWS,
+    PINGPONG,
     ceil_div,
     kernel_hash,
     next_power_of_2,
@@ -52,11 +52,14 @@ KERNEL = "gemmpipe.kernels.fmoe._grouped:grouped_warp_specialised"
 SORT_MODULE = "gemmpipe.kernels.fmoe._sorted"
 GATHERED_MODULE = "gemmpipe.kernels.fmoe._gathered"
 GATHERED_KERNEL = f"{GATHERED_MODULE}:gathered_warp_specialised"
-ALTERNATING_KERNEL = "gemmpipe.kernels.fmoe._alternating:alternating_warp_specialised"
+PINGPONG_KERNEL = "gemmpipe.kernels.fmoe._pingpong:pingpong_warp_specialised"
 _LOADER_WARPS = 4
-_GATHER_REGISTERS = (232, 40)  # per thread of a math warpgroup, of the loader warps
-_ALTERNATING_REGISTERS = (232, 40)
-_FEW_GROUPS = 2**15  # so many scale groups of x have a program for half as many each
+_BUSY_LOADER_REGISTERS = (232, 40)  # per thread of a math warpgroup, of a loader that gathers rows or looks ahead
+# With up to so many scale groups of x a program takes half as many of them. For more the launch takes 27 us with whole
+# programs and 30 with halves (DeepSeek-V3, 4096 tokens, H100, 2026-11-26).
+_FEW_GROUPS = 2**15
+_QUANTISING = {"order_pairs": "order_and_quantise", "rank_pairs": "rank_and_quantise"}
+"""The first launch of the order of pairs, and the kernel with further programs that quantise x."""
 KERNELS = (
     KERNEL,
     *ORDER_KERNELS,
@@ -65,7 +68,7 @@ KERNELS = (
 GATHERED_KERNELS = (
     *KERNELS,
     GATHERED_KERNEL,
-    *(f"{GATHERED_MODULE}:{name}" for name in ("order_and_quantise", "rank_and_quantise")),
+    *(f"{GATHERED_MODULE}:{name}" for name in _QUANTISING.values()),
 )
 _FEW_ROWS = 16  # rows per copy of a block that is mostly padding
 _MAX_PDL_PAIRS = 256
@@ -196,9 +199,9 @@ def grouped_product_step(spec: GemmSpec, knobs: Knobs, device: Device, stage: in
 
 
 def second_product_step(spec: GemmSpec, knobs: Knobs, device: Device) -> TmaLaunchStep:
-    """The second product, by warpgroups that share a tile or, with ALTERNATE, have tiles of their own."""
+    """The second product, by warpgroups that share a tile or, with PINGPONG, have tiles of their own."""
     step = grouped_product_step(spec, knobs, device, 2, "parts")
-    if not knobs.get(ALTERNATE):
+    if not knobs.get(PINGPONG):
         return step
     from triton.experimental.gluon.language import NVMMASharedLayout
 
@@ -208,11 +211,11 @@ def second_product_step(spec: GemmSpec, knobs: Knobs, device: Device) -> TmaLaun
     if "out" in boxes:
         layout = NVMMASharedLayout(swizzle_byte_width=min(128, 2 * n), element_bitwidth=16, rank=2)
         boxes["out"] = ([WARPGROUP_M, n], layout)
-    registers = dict(zip(("REGISTERS", "LOADER_REGISTERS"), _ALTERNATING_REGISTERS, strict=True))
+    registers = dict(zip(("REGISTERS", "LOADER_REGISTERS"), _BUSY_LOADER_REGISTERS, strict=True))
     return replace(
         step,
-        kernel=ALTERNATING_KERNEL.split(":")[1],
-        source=ALTERNATING_KERNEL,
+        kernel=PINGPONG_KERNEL.split(":")[1],
+        source=PINGPONG_KERNEL,
         constants={**step.constants, **registers},
         boxes=boxes,
     )
@@ -228,7 +231,7 @@ def gathered_product_step(spec: GemmSpec, knobs: Knobs, device: Device, out: str
         "sources_ptr": "sources",
         **{name: tensor for name, tensor in step.tensors.items() if name not in ("x", "scales", "row_scale_ptr")},
     }
-    registers = dict(zip(("REGISTERS", "LOADER_REGISTERS"), _GATHER_REGISTERS, strict=True))
+    registers = dict(zip(("REGISTERS", "LOADER_REGISTERS"), _BUSY_LOADER_REGISTERS, strict=True))
     constants = {name: value for name, value in step.constants.items() if name != "ROW_SCALES"}
     return replace(
         step,
@@ -249,7 +252,7 @@ def _with_quantiser(spec: GemmSpec, step: LaunchStep, interpreted: bool) -> Laun
     per_program = 2 * warps if groups <= _FEW_GROUPS else 4 * warps
     return replace(
         step,
-        kernel=step.kernel.replace("_pairs", "_and_quantise"),
+        kernel=_QUANTISING[step.kernel],
         module=GATHERED_MODULE,
         tensors={**step.tensors, "x_ptr": "x", "out_ptr": "q", "scale_ptr": "q_scale"},
         integers={**step.integers, "chunks": chunks, "groups": groups},

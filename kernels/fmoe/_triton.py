@@ -29,10 +29,10 @@ from gemmpipe.launch.workspace import SCRATCH, TensorShape
 from gemmpipe.templates.constraints import tile_violation
 from gemmpipe.templates.params import AMD_KNOBS, KERNEL_TYPE, REQUIRED_AXES, check_axes, int_knob
 from gemmpipe.templates.tiled import (
-    ALTERNATE,
     FUSED_ACT,
     GATHER_ROWS,
     OVERLAP,
+    PINGPONG,
     STAGE2_KNOBS,
     STAGE2_SUFFIX,
     WGMMA_M,
@@ -142,7 +142,7 @@ class FusedExperts(MultiLaunchImplementation):
 
     def check(self, space: "Space") -> None:
         """Raises UserError for an unknown axis, one that is missing, or a value out of range."""
-        check_axes(space, (*_AXES, GATHER_ROWS, ALTERNATE))
+        check_axes(space, (*_AXES, GATHER_ROWS, PINGPONG))
 
     def knob_names(self, spec: GemmSpec, device: Device) -> tuple[str, ...]:
         """The axes that these kernels have."""

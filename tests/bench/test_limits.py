@@ -21,6 +21,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 import limits
 import limits_read
 import limits_report
+import peers
 
 DEFAULTS = KernelDefaults(dtype=None, out_dtype=None, bias=None)
 H100 = "NVIDIA H100 80GB HBM3"
@@ -80,9 +81,9 @@ def test_the_table_of_reads(tmp_path: Path) -> None:
     rows = [row("read", 1, "ours shipped sliced {}", 6), row("read", 1, "read a", 8), row("read", 1, "read b", 5)]
     rows += [row("read", 128, "ours shipped gluon {}", 9), row("read", 128, "read b", 5), row("read", 1, "empty", 2)]
     rows += [row("read", 128, "tensor x", 6), row("read", 128, "tensor_fast x", None)]
-    limits_report.append(tmp_path / "limits.csv", rows[:3])
-    limits_report.append(tmp_path / "limits.csv", rows[3:])
-    text = "\n".join(limits_report.lines(limits_report.read(tmp_path / "limits.csv"), ["read"]))
+    peers.append(tmp_path / "limits.csv", rows[:3], limits_report.FIELDS)
+    peers.append(tmp_path / "limits.csv", rows[3:], limits_report.FIELDS)
+    text = "\n".join(limits_report.lines(peers.read(tmp_path / "limits.csv"), ["read"]))
     assert "| read over floor | 1.250 (1.250 to 1.250) 1 | 1.250 (1.250 to 1.250) 1 |" in text
     assert "| ours over read | 1.200 (1.200 to 1.200) 1 | 1.800 (1.800 to 1.800) 1 |" in text
     assert "| ours over max(read, tensor) | - | 1.500 (1.500 to 1.500) 1 |" in text

@@ -310,7 +310,7 @@ def compiled(todo: list[Case], device: Device, until: float) -> list[Case]:
 def child(part: str, given: Namespace) -> None:
     """Measures what the file does not have yet of a part, until the time is over."""
     device, banned = gpu_device(0), set(filter(None, given.banned.split(";")))
-    done = {(row["M"], row["N"], row["K"]) for row in limits_report.read(given.out) if row["part"] == part}
+    done = {(row["M"], row["N"], row["K"]) for row in peers.read(given.out) if row["part"] == part}
     todo = compiled(cases(part, device, given, libraries(part, device, given)), device, given.until)
     todo = [case for case in todo if tuple(case.size.split("x")) not in done]
     clock, best, begin = GpuClock(device), dict[tuple[int, int], str](), time.time()
@@ -326,7 +326,7 @@ def child(part: str, given: Namespace) -> None:
             except Exception as error:  # noqa: BLE001 - such as no memory for one size
                 print(f"{part} {case.size}: {one_line(error)}", flush=True)
                 continue
-            limits_report.append(given.out, rows)
+            peers.append(given.out, rows, limits_report.FIELDS)
             reads = [row for row in rows if row["us"] and row["contender"].startswith(READ)]
             if reads:
                 best[case.spec.n, case.spec.k] = min(reads, key=lambda row: float(row["us"]))["contender"]
@@ -388,7 +388,7 @@ def main() -> None:
     end = time.time() + given.limit_s
     for number, part in enumerate(given.parts):
         run_part(part, given, time.time() + (end - time.time()) / (len(given.parts) - number))
-    print("\n".join(limits_report.lines(limits_report.read(given.out), given.parts)))
+    print("\n".join(limits_report.lines(peers.read(given.out), given.parts)))
 
 
 if __name__ == "__main__":

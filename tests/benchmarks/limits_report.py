@@ -1,10 +1,10 @@
 """The tables of limits.py: geometric means of ratios by M, and the figures of each product, from its rows."""
 
-import csv
 import math
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from pathlib import Path
+
+from peers import label_of
 
 from gemmpipe.family.roofline import find_roofline
 
@@ -20,29 +20,6 @@ TENSOR = ("tensor", "tensor_fast")
 SHOWN = {"deepgemm": "DeepGEMM", "deepgemm_aim": f"DeepGEMM/{AIM}", "tensor_fast": "tensor_fast", "tensor": "tensor"}
 SHOWN |= {"row_fast": "row_fast", "row": "row"}
 """Labels over ours: torch's products with a scale per tensor or row, with fast sums or not, and DeepGEMM's."""
-
-
-def append(path: Path, rows: list[Row]) -> None:
-    """Add rows to the file, with a header if it is new."""
-    new = not path.exists()
-    with path.open("a", newline="") as stream:
-        writer = csv.DictWriter(stream, FIELDS)
-        if new:
-            writer.writeheader()
-        writer.writerows(rows)
-
-
-def read(path: Path) -> list[Row]:
-    """The rows of the file; none without it."""
-    if not path.exists():
-        return []
-    with path.open(newline="") as stream:
-        return list(csv.DictReader(stream))
-
-
-def label_of(row: Row) -> str:
-    """The first word of the contender."""
-    return row["contender"].split(" ")[0]
 
 
 def times(rows: Iterable[Row]) -> dict[Key, dict[str, float]]:

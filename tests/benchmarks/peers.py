@@ -27,7 +27,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cache
@@ -327,11 +327,11 @@ def child(given: argparse.Namespace) -> None:
             append(given.out, list(measure(problem, of, given.pause_ms / 1000, flight)))
 
 
-def append(path: Path, rows: list[dict[str, object]]) -> None:
+def append(path: Path, rows: Sequence[Mapping[str, object]], fields: Sequence[str] = FIELDS) -> None:
     """Add rows to the file, with a header if it is new."""
     new = not path.exists()
     with path.open("a", newline="") as stream:
-        writer = csv.DictWriter(stream, FIELDS)
+        writer = csv.DictWriter(stream, fields)
         if new:
             writer.writeheader()
         writer.writerows(rows)

@@ -18,7 +18,7 @@ from gemmpipe.templates.hopper.constraints import hopper_shared_bytes
 
 FUSED: dict[str, Scalar] = {"FUSED_ACT": True}
 GATHERED: dict[str, Scalar] = {"GATHER_ROWS": True}
-ALTERNATING: dict[str, Scalar] = {"ALTERNATE": True, "BLOCK_SIZE_N_2": 128, "num_stages_2": 4}
+PINGPONG: dict[str, Scalar] = {"PINGPONG": True, "BLOCK_SIZE_N_2": 128, "num_stages_2": 4}
 HOPPER, KERNEL = arch_device("sm_90"), GroupedExperts()
 
 
@@ -87,10 +87,10 @@ def test_equivalent_knobs_are_one_candidate() -> None:
     assert KERNEL.normalise(spec, apart, HOPPER) == apart
     names = [KERNEL.kernel_name(knobs).split("@")[0] for knobs in (plain, apart)]
     assert names == ["grouped", "grouped_fused_apart"]
-    alternating = KERNEL.normalise(spec, {**plain, **ALTERNATING}, HOPPER)
-    assert KERNEL.kernel_name(alternating).startswith("grouped_alternating_apart@")
-    # Blocks of 128 rows have no alternating product.
-    assert "ALTERNATE" not in KERNEL.normalise(spec, {**plain, **ALTERNATING, "BLOCK_SIZE_M": 128}, HOPPER)
+    pingpong = KERNEL.normalise(spec, {**plain, **PINGPONG}, HOPPER)
+    assert KERNEL.kernel_name(pingpong).startswith("grouped_pingpong_apart@")
+    # Blocks of 128 rows have no such product.
+    assert "PINGPONG" not in KERNEL.normalise(spec, {**plain, **PINGPONG, "BLOCK_SIZE_M": 128}, HOPPER)
 
 
 @pytest.mark.parametrize(
@@ -124,8 +124,8 @@ def test_rows_are_gathered_where_the_loader_can(
         (None, QWEN, {"num_stages": 12}, "shared memory"),
         (None, QWEN, {"num_stages_2": 12}, "shared memory"),
         (None, QWEN, {"num_warps_2": 8}, "second stage"),
-        (None, QWEN, {**ALTERNATING, "num_stages_2": 9}, "shared memory"),
-        ("fp8", QWEN, {**ALTERNATING, "BLOCK_SIZE_N_2": 256}, "registers"),
+        (None, QWEN, {**PINGPONG, "num_stages_2": 9}, "shared memory"),
+        ("fp8", QWEN, {**PINGPONG, "BLOCK_SIZE_N_2": 256}, "registers"),
         (None, (64, 2044, 768, 128, 8), {}, "alignment"),
         (None, (64, 2048, 764, 128, 8), {"FUSED_ACT": True}, "alignment"),
         ("fp8", (64, 2048, 760, 128, 8), {}, "alignment"),
@@ -259,13 +259,13 @@ def test_few_rows_are_neither_copied_nor_stored(token: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("token", [64, 4096])
 @pytest.mark.parametrize("dtype", [None, "fp8"])
-def test_alternating_warpgroups_compile_without_a_gpu_within_the_estimate(dtype: str | None, token: int) -> None:
+def test_pingpong_warpgroups_compile_without_a_gpu_within_the_estimate(dtype: str | None, token: int) -> None:
     spec = spec_of((token, *QWEN[1:]), dtype=dtype)
     for columns, stages in ((64, 8), (128, 4)):
-        more = {**ALTERNATING, "BLOCK_SIZE_N_2": columns, "num_stages_2": stages}
+        more = {**PINGPONG, "BLOCK_SIZE_N_2": columns, "num_stages_2": stages}
         knobs = KERNEL.normalise(spec, knobs_for(64, 256, 4, spec, **FUSED, **more), HOPPER)
         assert KERNEL.unsupported_reason(spec, knobs, HOPPER) is None
-        (build,) = [build for build in KERNEL.builds(spec, knobs, HOPPER) if "_alternating:" in build.kernel]
+        (build,) = [build for build in KERNEL.builds(spec, knobs, HOPPER) if "_pingpong:" in build.kernel]
         facts = compile_build(build, HOPPER)
         assert facts.shared_bytes is not None
         assert facts.shared_bytes <= HOPPER.shared_bytes

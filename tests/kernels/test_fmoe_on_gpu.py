@@ -59,12 +59,12 @@ GROUPED: list[tuple[int, int, dict[str, Scalar]]] = [  # rows, columns of a tile
     (128, 128, {"num_stages": 5, "GROUP_SIZE_M": 3, "FUSED_ACT": True}),
     (128, 256, {"num_stages": 3, "GROUP_SIZE_M": 1}),
     (128, 256, {"num_stages": 4, "GROUP_SIZE_M": 1, "FUSED_ACT": True}),
-    (64, 128, {"num_stages": 6, "GROUP_SIZE_M": 1, "ALTERNATE": True, "num_stages_2": 4}),
+    (64, 128, {"num_stages": 6, "GROUP_SIZE_M": 1, "PINGPONG": True, "num_stages_2": 4}),
     (
         64,
         256,
         {"num_stages": 4, "GROUP_SIZE_M": 8, "FUSED_ACT": True, "BLOCK_SIZE_N_2": 64, "num_stages_2": 8}
-        | {"ALTERNATE": True, "GATHER_ROWS": True},
+        | {"PINGPONG": True, "GATHER_ROWS": True},
     ),
     (64, 128, {"num_stages": 6, "GROUP_SIZE_M": 1, "GATHER_ROWS": True}),
     (64, 256, {"num_stages": 3, "GROUP_SIZE_M": 8, "GATHER_ROWS": True, "FUSED_ACT": True}),

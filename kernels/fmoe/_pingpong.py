@@ -1,8 +1,9 @@
 """The second product of the experts on Hopper with a tile of its own for each math warpgroup, in turn.
 
-As _grouped.py with 64-row blocks, whose tile both warpgroups share; here each multiplies every other tile. With K of a
-few K blocks a tile's start and end take as long as its products, so that one warpgroup starts or stores a tile while
-the other multiplies. Written in Gluon, which has no interpreter.
+As _grouped.py with 64-row blocks, whose tile both warpgroups share; here each multiplies every other tile: CUTLASS calls
+this schedule ping-pong, and the other cooperative. With K of a few K blocks a tile's start and end take as long as its
+products, so that one warpgroup starts or stores a tile while the other multiplies. Written in Gluon, which has no
+interpreter.
 """
 
 from triton.experimental import gluon
@@ -50,7 +51,7 @@ def block_of_tile(t, work, blocks, tiles_n):
 
 
 @gluon.jit
-def alternating_producer_warp(x, w, scales, ring, turns, work, BLOCK_SIZE_N: gl.constexpr):
+def pingpong_producer_warp(x, w, scales, ring, turns, work, BLOCK_SIZE_N: gl.constexpr):
     """The loader warp: as grouped_producer_warp, for slots that one warpgroup empties.
 
     The next tile's block is looked up a tile ahead: its latency would delay that tile's copies.
@@ -122,7 +123,7 @@ def multiply_tile(ring, wg, slot, full, product, turns, turn, w_scales, k_blocks
 
 
 @gluon.jit
-def alternating_warpgroup(wg, kind, output, ring, turns, work):
+def pingpong_warpgroup(wg, kind, output, ring, turns, work):
     """A math warpgroup: every other tile of the program, 64 rows by BLOCK_SIZE_N."""
     SLOTS: gl.constexpr = ring.x.shape[0]
     product = gl.zeros([64, wg.COLUMNS], gl.float32, wg.LAYOUT)
@@ -157,7 +158,7 @@ def alternating_warpgroup(wg, kind, output, ring, turns, work):
 
 
 @gluon.jit
-def alternating_warp_specialised(
+def pingpong_warp_specialised(
     x, w, scales, out, w_scale_ptr, row_scale_ptr, out_scale_ptr, owners_ptr, rows_ptr, blocks_ptr,
     N, w_rows, capacity, k_blocks, programs, group_m,
     BLOCK_SIZE_M: gl.constexpr, BLOCK_SIZE_N: gl.constexpr, BLOCK_SIZE_K: gl.constexpr, STAGES: gl.constexpr,
@@ -184,7 +185,7 @@ def alternating_warp_specialised(
     ring = Ring(x_ring, w_ring, scale_ring, stage, full, empty, ready)
     work = GroupedWork(owners_ptr, rows_ptr, blocks_ptr, N, w_rows, capacity, k_blocks, programs, group_m)
     gl.warp_specialize([
-        (alternating_warpgroup, (whole_tile(0, BLOCK_SIZE_N, BITS), kind, output, ring, turns, work)),
-        (alternating_warpgroup, (whole_tile(1, BLOCK_SIZE_N, BITS), kind, output, ring, turns, work)),
-        (alternating_producer_warp, (x, w, scales, ring, turns, work, BLOCK_SIZE_N)),
+        (pingpong_warpgroup, (whole_tile(0, BLOCK_SIZE_N, BITS), kind, output, ring, turns, work)),
+        (pingpong_warpgroup, (whole_tile(1, BLOCK_SIZE_N, BITS), kind, output, ring, turns, work)),
+        (pingpong_producer_warp, (x, w, scales, ring, turns, work, BLOCK_SIZE_N)),
     ], [4, 1], [REGISTERS, LOADER_REGISTERS])  # fmt: skip
