@@ -1,6 +1,6 @@
 """The second product of the experts on Hopper with a tile of its own for each math warpgroup, in turn.
 
-As _grouped.py with 64-row blocks, whose tile both warpgroups share; here each multiplies every other tile: CUTLASS calls
+As _grouped.py with 64-row blocks, whose tile both warpgroups share; here each has every other tile: CUTLASS calls
 this schedule ping-pong, and the other cooperative. With K of a few K blocks a tile's start and end take as long as its
 products, so that one warpgroup starts or stores a tile while the other multiplies. Written in Gluon, which has no
 interpreter.
