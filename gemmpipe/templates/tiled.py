@@ -49,6 +49,8 @@ GATHER_ROWS = "GATHER_ROWS"
 """True: the first product's loader warps read x's rows where they are; else a launch copies them to their places."""
 PINGPONG = "PINGPONG"
 """True: each warpgroup of the second product multiplies tiles of its own, in turn with the other."""
+FUSED_SUM = "FUSED_SUM"
+"""True: the second product adds its rows to the output by atomics, in no fixed order; else a launch adds up stored ones."""
 STAGE2_KNOBS = tuple(
     f"{name}{STAGE2_SUFFIX}" for name in ("BLOCK_SIZE_N", "BLOCK_SIZE_K", "GROUP_SIZE_M", "num_warps", "num_stages")
 )

@@ -59,14 +59,14 @@ def order_and_quantise(
     ids_ptr, counts_ptr, places_ptr, pairs_ptr, sources_ptr, owners_ptr, rows_ptr, blocks_ptr,
     x_ptr, out_ptr, scale_ptr, pairs, experts, share, entries, chunks, groups,
     BINS: tl.constexpr, CHUNK: tl.constexpr, ORDERING: tl.constexpr, BLOCK_SIZE_M: tl.constexpr, FILL: tl.constexpr,
-    TOPK: tl.constexpr, OVERLAP: tl.constexpr,
+    OVERLAP: tl.constexpr,
     GROUPS: tl.constexpr, GROUP: tl.constexpr, TOP: tl.constexpr, INTERPRETED: tl.constexpr,
 ):  # fmt: skip
     """order_pairs by the first program (`chunks` is 1), quantise_groups by the others."""
     if tl.program_id(0) < chunks:
         order_pairs(
             ids_ptr, counts_ptr, places_ptr, pairs_ptr, sources_ptr, owners_ptr, rows_ptr, blocks_ptr,
-            pairs, experts, share, entries, BINS, CHUNK, ORDERING, BLOCK_SIZE_M, FILL, TOPK, OVERLAP,
+            pairs, experts, share, entries, BINS, CHUNK, ORDERING, BLOCK_SIZE_M, FILL, OVERLAP,
         )  # fmt: skip
     else:
         program = tl.program_id(0) - chunks
@@ -92,7 +92,7 @@ def rank_and_quantise(
 
 
 class GatheredRows(NamedTuple):
-    """x [rows, K], its scales [rows, K blocks] or None, and the row of each place (places of no pair: anything)."""
+    """x [rows, K], its scales [rows, K blocks] or None, and the pair of each place (places of no pair: anything)."""
 
     x_ptr: gl.tensor
     scale_ptr: gl.tensor
@@ -124,7 +124,7 @@ def load_w_boxes(w, place, w_row, k, N, bar, GATED: gl.constexpr):
 
 
 @gluon.jit
-def gathering_warps(gathered, w, ring, work, GATED: gl.constexpr, WARPS: gl.constexpr):
+def gathering_warps(gathered, w, ring, work, GATED: gl.constexpr, TOPK: gl.constexpr, WARPS: gl.constexpr):
     """The loader warps: for each tile and K block, w by TMA, x's rows and scales by cp.async into the next empty slot.
 
     A slot is full after w's bytes and an arrival of each thread, which the end of its own copies triggers. The copies
@@ -153,10 +153,10 @@ def gathering_warps(gathered, w, ring, work, GATED: gl.constexpr, WARPS: gl.cons
         block = row // BLOCK_SIZE_M
         rows = gl.load(work.rows_ptr + block)
         w_row = gl.load(work.owners_ptr + block) * work.w_rows + tile_n * WIDTH
-        source = gl.load(gathered.sources_ptr + row + at, mask=at < rows, other=0)
+        source = gl.load(gathered.sources_ptr + row + at, mask=at < rows, other=0) // TOPK
         x_at = source[:, None] * gathered.K + columns[None, :]  # in 32 bits: 64 would not fit the registers
         if ring.scales is not None:
-            scale_source = gl.load(gathered.sources_ptr + row + scale_at, mask=scale_at < rows, other=0)
+            scale_source = gl.load(gathered.sources_ptr + row + scale_at, mask=scale_at < rows, other=0) // TOPK
             scale_ptrs = gathered.scale_ptr + scale_source * work.k_blocks
         for k in range(work.k_blocks):
             mbarrier.wait(ring.empty.index(slot), phase)
@@ -172,21 +172,21 @@ def gathering_warps(gathered, w, ring, work, GATED: gl.constexpr, WARPS: gl.cons
 
 @gluon.jit
 def gathered_warp_specialised(
-    x_ptr, x_scale_ptr, sources_ptr, w, out, w_scale_ptr, out_scale_ptr, owners_ptr, rows_ptr, blocks_ptr,
-    N, K, w_rows, capacity, k_blocks, programs, group_m,
+    x_ptr, x_scale_ptr, sources_ptr, w, out, w_scale_ptr, out_scale_ptr, zeroed_ptr, owners_ptr, rows_ptr,
+    blocks_ptr, N, K, w_rows, capacity, k_blocks, programs, group_m, zeroed,
     BLOCK_SIZE_M: gl.constexpr, BLOCK_SIZE_N: gl.constexpr, BLOCK_SIZE_K: gl.constexpr, STAGES: gl.constexpr,
     REGISTERS: gl.constexpr, LOADER_REGISTERS: gl.constexpr, SCALE_BLOCK: gl.constexpr, SCALES: gl.constexpr,
     ACTIVATION: gl.constexpr, GATED: gl.constexpr, TOP: gl.constexpr, FEW: gl.constexpr,
-    WARPS: gl.constexpr,
+    TOPK: gl.constexpr, WARPS: gl.constexpr,
 ):  # fmt: skip
-    """out[place, N] = act(x[sources[place], K] @ w[the block's expert, w_rows, K]^T) of rows ordered by expert.
+    """out[place, N] = act(x[sources[place] // TOPK, K] @ w[the block's expert, w_rows, K]^T) of rows ordered by expert.
 
     w [experts * w_rows, K] is a tensor descriptor, and out, or with FEW, if a block is mostly padding, a pointer.
     x_scale: [rows of x, K blocks]. SCALES (`none` or `block`), ACTIVATION, GATED, TOP: as grouped_warp_specialised.
     """
     BITS: gl.constexpr = w.dtype.primitive_bitwidth
     X_SLOT: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=BITS, rank=2)
-    kind: gl.constexpr = epilogue_kind(SCALES, False, ACTIVATION, GATED, TOP, SCALE_BLOCK)
+    kind: gl.constexpr = epilogue_kind(SCALES, False, ACTIVATION, GATED, TOP, SCALE_BLOCK, 0)
     x_ring = gl.allocate_shared_memory(w.dtype, [STAGES, BLOCK_SIZE_M, BLOCK_SIZE_K], X_SLOT)
     w_ring = gl.allocate_shared_memory(w.dtype, [STAGES, BLOCK_SIZE_N, BLOCK_SIZE_K], w.layout)
     scale_ring = None
@@ -200,12 +200,12 @@ def gathered_warp_specialised(
     pair = WarpgroupExchange(None, None, None)
     if kind.PAIRED:
         pair = warpgroup_exchange(BLOCK_SIZE_N // 2)
-    output = GroupedEpilogue(out, w_scale_ptr, None, out_scale_ptr)
+    output = GroupedEpilogue(out, w_scale_ptr, None, out_scale_ptr, None, None, zeroed_ptr, zeroed)
     ring = Ring(x_ring, w_ring, scale_ring, stage, full, empty, ready)
     work = GroupedWork(owners_ptr, rows_ptr, blocks_ptr, N, w_rows, capacity, k_blocks, programs, group_m)
     gathered = GatheredRows(x_ptr, x_scale_ptr, sources_ptr, K)
     gl.warp_specialize([
         (math_warpgroup, (warpgroup_partition(0, BLOCK_SIZE_M, BLOCK_SIZE_N, BITS), kind, output, ring, pair, work)),
         (math_warpgroup, (warpgroup_partition(1, BLOCK_SIZE_M, BLOCK_SIZE_N, BITS), kind, output, ring, pair, work)),
-        (gathering_warps, (gathered, w, ring, work, GATED, WARPS)),
+        (gathering_warps, (gathered, w, ring, work, GATED, TOPK, WARPS)),
     ], [4, WARPS], [REGISTERS, LOADER_REGISTERS])  # fmt: skip

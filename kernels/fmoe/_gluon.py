@@ -40,6 +40,7 @@ from gemmpipe.templates.hopper.launch import WARP_SPECIALISED
 from gemmpipe.templates.params import KERNEL_TYPE, SCALE_BLOCK, int_knob
 from gemmpipe.templates.tiled import (
     FUSED_ACT,
+    FUSED_SUM,
     GATHER_ROWS,
     PINGPONG,
     STAGE2_KNOBS,
@@ -55,7 +56,7 @@ if TYPE_CHECKING:
 
 _PER_STAGE_KNOBS = ("BLOCK_SIZE_N", "GROUP_SIZE_M", "num_stages")
 _STAGE2_KNOBS = tuple(f"{name}{STAGE2_SUFFIX}" for name in _PER_STAGE_KNOBS)
-_FLAGS = (FUSED_ACT, GATHER_ROWS, PINGPONG)
+_FLAGS = (FUSED_ACT, GATHER_ROWS, PINGPONG, FUSED_SUM)
 _AXES = (KERNEL_TYPE, "BLOCK_SIZE_M", "BLOCK_SIZE_K", *_PER_STAGE_KNOBS, *_FLAGS, *_STAGE2_KNOBS)
 _MAX_ROWS = 2**31 - 2**20
 
@@ -86,6 +87,8 @@ class GroupedExperts(MultiLaunchImplementation):
             kept.pop(GATHER_ROWS, None)
         if not kept.get(PINGPONG) or int_knob(kept, "BLOCK_SIZE_M") != WARPGROUP_M:
             kept.pop(PINGPONG, None)
+        if not kept.get(FUSED_SUM):
+            kept.pop(FUSED_SUM, None)
         return canonical_knobs(spec, kept)
 
     def unsupported_reason(self, spec: GemmSpec, knobs: Knobs, device: Device) -> str | None:
@@ -107,6 +110,8 @@ class GroupedExperts(MultiLaunchImplementation):
                 return f"{reason} (stage {stage})"
         if knobs.get(FUSED_ACT) and experts.gated and experts.inner * int(element_bytes(spec.out_dtype)) % 16:
             return f"alignment: inter_dim={experts.inner}, rows of a TMA descriptor begin at multiples of 16 bytes"
+        if knobs.get(FUSED_SUM) and (spec.n % 16 or spec.m * spec.n > _MAX_ROWS):
+            return f"fused sum: an output of {spec.m} x {spec.n}, expected a multiple of 16 columns and 32-bit offsets"
         if row_capacity(spec, knobs) > _MAX_ROWS // ceil_div(max(spec.k, experts.inner), SCALE_BLOCK):
             return f"places: {row_capacity(spec, knobs)} rows with their scales exceed 32-bit offsets"
         if (tiles := max(max_tiles(spec, knobs, stage) for stage in (1, 2))) > MAX_WORK_TILES:
@@ -125,6 +130,8 @@ class GroupedExperts(MultiLaunchImplementation):
         gathered, kernels = ("_gathered", GATHERED_KERNELS) if knobs.get(GATHER_ROWS) else ("", KERNELS)
         if knobs.get(PINGPONG):
             gathered, kernels = f"{gathered}_pingpong", (*kernels, PINGPONG_KERNEL)
+        if knobs.get(FUSED_SUM):
+            gathered = f"{gathered}_summed"
         return f"grouped{gathered}{name_suffix(knobs)}@{digest([kernel_hash(kernel) for kernel in kernels])[:8]}"
 
     def launch_plan(self, spec: GemmSpec, knobs: Knobs, device: Device) -> LaunchPlan:

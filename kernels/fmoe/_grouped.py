@@ -31,7 +31,8 @@ from gemmpipe.templates.hopper.tile_scheduler import accumulator_layout, swizzle
 class EpilogueKind(NamedTuple):
     """The epilogue's constants (see grouped_warp_specialised).
 
-    PAIRED: one warpgroup has the gate's columns, the other the up projection's.
+    PAIRED: one warpgroup has the gate's columns, the other the up projection's. TOPK: 0, or the pairs of a row of the
+    output, to which rows are added (add_block).
     """
 
     SCALES: gl.constexpr
@@ -41,6 +42,7 @@ class EpilogueKind(NamedTuple):
     PAIRED: gl.constexpr
     TOP: gl.constexpr
     SCALE_BLOCK: gl.constexpr
+    TOPK: gl.constexpr
 
     def mangle(self) -> str:
         """Its part of the mangled name of a function that takes it."""
@@ -48,19 +50,27 @@ class EpilogueKind(NamedTuple):
 
 
 @gluon.constexpr_function
-def epilogue_kind(scales, row_scales, act, gated, top, scale_block):
+def epilogue_kind(scales, row_scales, act, gated, top, scale_block, topk):
     """The EpilogueKind of a kernel's constants."""
-    found = (scales, row_scales, act, gated, gated and scales == "block", top, scale_block)
+    found = (scales, row_scales, act, gated, gated and scales == "block", top, scale_block, topk)
     return EpilogueKind(*map(gl.constexpr, found))
 
 
 class GroupedEpilogue(NamedTuple):
-    """The output (a tensor descriptor or a pointer), and the scales that the epilogue reads and writes, or None."""
+    """The output (a tensor descriptor or a pointer), and the scales that the epilogue reads and writes, or None.
+
+    For rows that are added up, or None: sources_ptr, the pair of each place; shares_ptr, the factor of each pair;
+    zeroed_ptr, zeroed elements that the first product sets to zero, to which the second one adds.
+    """
 
     out: object
     w_scale_ptr: gl.tensor
     row_scale_ptr: gl.tensor
     out_scale_ptr: gl.tensor
+    sources_ptr: gl.tensor
+    shares_ptr: gl.tensor
+    zeroed_ptr: gl.tensor
+    zeroed: gl.tensor
 
 
 class WarpgroupExchange(NamedTuple):
@@ -176,6 +186,47 @@ def store_block(total, out, ring, row, column, rows, N, wg, LAYOUT: gl.constexpr
         store_tile(total, out, ring.stage.index(wg.GROUP), row, column)
 
 
+@gluon.constexpr_function
+def added_layout(columns):
+    """Threads of a tile's additions to the output: 16 bytes per thread, a row's threads side by side."""
+    lanes = min(32, columns // 8)
+    return gl.BlockedLayout([1, 8], [32 // lanes, lanes], [4, 1], [1, 0])
+
+
+@gluon.jit
+def shares_of_rows(output, row, rows, wg):
+    """The factors of the first `rows` of 64 rows, those of their pairs."""
+    at = gl.arange(0, 64, gl.SliceLayout(1, wg.LAYOUT))
+    return gl.load(output.shares_ptr + gl.load(output.sources_ptr + row + at, mask=at < rows, other=0))
+
+
+@gluon.jit
+def add_block(total, output, ring, row, column, rows, N, wg, TOPK: gl.constexpr):
+    """Add the first `rows` rows of a warpgroup's [64, columns], converted, to the output's rows of their pairs.
+
+    By atomic additions of 8 columns, whose order varies. Through the stage buffer, wide tiles by halves.
+    """
+    STAGED: gl.constexpr = ring.stage.shape[2]
+    if total.shape[1] == STAGED:
+        _stage_and_add(total, output, ring, row, column, rows, N, wg, TOPK)
+    else:
+        low, high = total.reshape([64, 2, STAGED]).permute((0, 2, 1)).split()
+        _stage_and_add(low, output, ring, row, column, rows, N, wg, TOPK)
+        _stage_and_add(high, output, ring, row, column + STAGED, rows, N, wg, TOPK)
+
+
+@gluon.jit
+def _stage_and_add(total, output, ring, row, column, rows, N, wg, TOPK: gl.constexpr):
+    LAYOUT: gl.constexpr = added_layout(total.shape[1])
+    at = gl.arange(0, 64, gl.SliceLayout(1, LAYOUT))
+    target = gl.load(output.sources_ptr + row + at, mask=at < rows, other=0) // TOPK
+    columns = column + gl.arange(0, total.shape[1], gl.SliceLayout(0, LAYOUT))
+    stage = ring.stage.index(wg.GROUP)
+    stage.store(total.to(stage.dtype))
+    ptrs = output.out + target.to(gl.int64)[:, None] * N + columns[None, :]
+    gl.atomic_add(ptrs, stage.load(LAYOUT), mask=(at < rows)[:, None] & (columns < N)[None, :], sem="relaxed")
+
+
 class GroupedWork(NamedTuple):
     """Rows sorted by expert, in blocks of a tile's height, and their product.
 
@@ -284,6 +335,16 @@ def mma_tile(
 
 
 @gluon.jit
+def store_zeros(out_ptr, entries, programs, GROUP: gl.constexpr):
+    """out[entries] = 0, divided among the math warpgroups of all programs."""
+    STEP: gl.constexpr = 1024
+    at = gl.arange(0, STEP, gl.BlockedLayout([8], [32], [4], [0]))
+    zeros = gl.zeros([STEP], out_ptr.dtype.element_ty, gl.BlockedLayout([8], [32], [4], [0]))
+    for begin in range((gl.program_id(0) * 2 + GROUP) * STEP, entries, programs * 2 * STEP):
+        gl.store(out_ptr + begin + at, zeros, mask=begin + at < entries)
+
+
+@gluon.jit
 def math_warpgroup(wg, kind, output, ring, pair, work):
     """A math warpgroup: 64 rows of a 128-row tile, or half of the columns of a 64-row tile.
 
@@ -299,6 +360,8 @@ def math_warpgroup(wg, kind, output, ring, pair, work):
     d1 = gl.zeros([64, wg.COLUMNS], gl.float32, wg.LAYOUT)
     mbarrier.wait(ring.ready, 0)
     gdc_wait()
+    if output.zeroed_ptr is not None:
+        store_zeros(output.zeroed_ptr, output.zeroed, work.programs, wg.GROUP)
     blocks = gl.load(work.blocks_ptr)
     tiles_n = gl.cdiv(work.N, wg.BLOCK_SIZE_N // SIDES)
     never = work.N < 0
@@ -311,6 +374,9 @@ def math_warpgroup(wg, kind, output, ring, pair, work):
         rows = gl.load(work.rows_ptr + row // BLOCK_SIZE_M)
         column = (tile_n * wg.BLOCK_SIZE_N + wg.COLUMN) // SIDES
         w_row = tile_n * wg.COLUMNS + wg.GROUP * work.N if kind.PAIRED else column
+        share = 1.0
+        if output.shares_ptr is not None:
+            share = shares_of_rows(output, row + wg.ROW, rows - wg.ROW, wg)[:, None]
         slot, phase, total, d0, d1 = mma_tile(
             ring, wg, slot, phase, d0, d1, output.w_scale_ptr, expert, w_row, work, never, kind.SCALE_BLOCK
         )
@@ -320,18 +386,22 @@ def math_warpgroup(wg, kind, output, ring, pair, work):
             turn = turn ^ 1
         else:
             total = apply_epilogue(total, output, row + wg.ROW, expert, column, work, wg, kind, HALF)
-        store_block(total, output.out, ring, row + wg.ROW, column, rows - wg.ROW, work.N, wg, HALF)
-    if ring.stage is not None:
+        if kind.TOPK:
+            add_block(total * share, output, ring, row + wg.ROW, column, rows - wg.ROW, work.N, wg, kind.TOPK)
+        else:
+            store_block(total, output.out, ring, row + wg.ROW, column, rows - wg.ROW, work.N, wg, HALF)
+    if ring.stage is not None and not kind.TOPK:
         tma.store_wait(0)
 
 
 @gluon.jit
 def grouped_warp_specialised(
-    x, w, scales, out, w_scale_ptr, row_scale_ptr, out_scale_ptr, owners_ptr, rows_ptr, blocks_ptr,
-    N, w_rows, capacity, k_blocks, programs, group_m,
+    x, w, scales, out, w_scale_ptr, row_scale_ptr, out_scale_ptr, sources_ptr, shares_ptr, zeroed_ptr,
+    owners_ptr, rows_ptr, blocks_ptr, N, w_rows, capacity, k_blocks, programs, group_m, zeroed,
     BLOCK_SIZE_M: gl.constexpr, BLOCK_SIZE_N: gl.constexpr, BLOCK_SIZE_K: gl.constexpr, STAGES: gl.constexpr,
     REGISTERS: gl.constexpr, LOADER_REGISTERS: gl.constexpr, SCALE_BLOCK: gl.constexpr, SCALES: gl.constexpr,
     ROW_SCALES: gl.constexpr, ACTIVATION: gl.constexpr, GATED: gl.constexpr, TOP: gl.constexpr, FEW: gl.constexpr,
+    TOPK: gl.constexpr, STAGED: gl.constexpr,
 ):  # fmt: skip
     """out[place, N] = act(x[place, K] @ w[the block's expert, w_rows, K]^T) of rows ordered by expert (see _order.py).
 
@@ -340,22 +410,31 @@ def grouped_warp_specialised(
     block; scales [K blocks, capacity] of x). ROW_SCALES: each row of the product is multiplied by its own scale. GATED:
     w has the gate's N rows, then the up projection's, and out is act(gate) * up; with `block` scales it is quantised to
     8 bits, of at most TOP, with scales [groups of columns, capacity]. ACTIVATION: `none`, `silu`, `gelu`.
+
+    With TOPK rows are not stored but added, times shares[pair] if there are any, to row sources[place] // TOPK of out, a
+    pointer to zeros, STAGED columns at a time; the first product sets its `zeroed` elements to zero at zeroed_ptr.
     """
     BITS: gl.constexpr = x.dtype.primitive_bitwidth
-    kind: gl.constexpr = epilogue_kind(SCALES, ROW_SCALES, ACTIVATION, GATED, TOP, SCALE_BLOCK)
+    kind: gl.constexpr = epilogue_kind(SCALES, ROW_SCALES, ACTIVATION, GATED, TOP, SCALE_BLOCK, TOPK)
     x_ring = gl.allocate_shared_memory(x.dtype, [STAGES, BLOCK_SIZE_M, BLOCK_SIZE_K], x.layout)
     w_ring = gl.allocate_shared_memory(w.dtype, [STAGES, BLOCK_SIZE_N, BLOCK_SIZE_K], w.layout)
     scale_ring = None
     if SCALES == "block":
         scale_ring = gl.allocate_shared_memory(gl.float32, [STAGES, BLOCK_SIZE_M], scales.layout)
     stage = None
-    if not FEW:
+    if TOPK:
+        SWIZZLE: gl.constexpr = 128 if STAGED >= 64 else 2 * STAGED
+        ADDED: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=SWIZZLE, element_bitwidth=16, rank=2)
+        stage = gl.allocate_shared_memory(out.dtype.element_ty, [2, 64, STAGED], ADDED)
+    elif not FEW:
         stage = gl.allocate_shared_memory(out.dtype, [2, 64, out.block_type.shape[1]], out.layout)
     full, empty, ready = allocate_barriers(STAGES)
     pair = WarpgroupExchange(None, None, None)
     if kind.PAIRED:
         pair = warpgroup_exchange(BLOCK_SIZE_N // 2)
-    output = GroupedEpilogue(out, w_scale_ptr, row_scale_ptr, out_scale_ptr)
+    output = GroupedEpilogue(
+        out, w_scale_ptr, row_scale_ptr, out_scale_ptr, sources_ptr, shares_ptr, zeroed_ptr, zeroed
+    )
     ring = Ring(x_ring, w_ring, scale_ring, stage, full, empty, ready)
     work = GroupedWork(owners_ptr, rows_ptr, blocks_ptr, N, w_rows, capacity, k_blocks, programs, group_m)
     gl.warp_specialize([

@@ -36,6 +36,7 @@ from gemmpipe.templates.hopper.launch import tensor_descriptor
 from gemmpipe.templates.params import SCALE_BLOCK, TRITON_TYPES, int_knob, tile_constants
 from gemmpipe.templates.tiled import (
     FUSED_ACT,
+    FUSED_SUM,
     GATHER_ROWS,
     PINGPONG,
     ceil_div,
@@ -70,6 +71,8 @@ GATHERED_KERNELS = (
     GATHERED_KERNEL,
     *(f"{GATHERED_MODULE}:{name}" for name in _QUANTISING.values()),
 )
+_UNGATHERED = ("x", "scales", "row_scale_ptr", "sources_ptr", "shares_ptr")
+"""Operands of the product of rows at their places alone."""
 _FEW_ROWS = 16  # rows per copy of a block that is mostly padding
 _MAX_PDL_PAIRS = 256
 Box = tuple[list[int], Any]
@@ -78,10 +81,11 @@ Box = tuple[list[int], Any]
 
 @dataclass(frozen=True, kw_only=True)
 class TmaLaunchStep(LaunchStep):
-    """One launch of the warp-specialised product."""
+    """One launch of the warp-specialised product; `sizes`: integers that a build may assume to be multiples of 16."""
 
     boxes: Mapping[str, Box]
     source: str = KERNEL
+    sizes: tuple[str, ...] = ("K", "zeroed")
 
     def build(self, dtypes: Mapping[str, str]) -> Build:
         """Its build, for all numbers of rows with the same `mostly_padding_rows`."""
@@ -102,7 +106,7 @@ class TmaLaunchStep(LaunchStep):
             source_hash=kernel_hash(self.source),
             signature=tuple(signature.items()),
             constants=tuple(constants.items()),
-            aligned=(*pointers, *(name for name in ("K",) if self.integers.get(name, 1) % 16 == 0)),
+            aligned=(*pointers, *(name for name in self.sizes if self.integers.get(name, 1) % 16 == 0)),
             options=tuple(sorted(self.options.items())),
         )
 
@@ -163,7 +167,7 @@ def _joins_gate_and_up(spec: GemmSpec, knobs: Knobs, stage: int) -> bool:
 
 
 def grouped_product_step(spec: GemmSpec, knobs: Knobs, device: Device, stage: int, out: str) -> TmaLaunchStep:
-    """The first or the second product, into the tensor `out`."""
+    """The first or the second product, into the tensor `out`; the first one zeroes the output of a second that adds."""
     experts, own, first = require_experts(spec), unsplit_knobs(knobs, stage), stage == 1
     gated, paired = _joins_gate_and_up(spec, knobs, stage), first and quantises_in_epilogue(spec, knobs)
     n = output_columns(spec, knobs, stage)
@@ -171,7 +175,7 @@ def grouped_product_step(spec: GemmSpec, knobs: Knobs, device: Device, stage: in
     programs = min(device.cu_num, max_tiles(spec, knobs, stage))
     return TmaLaunchStep(
         kernel=KERNEL.split(":")[1],
-        tensors=_operands(spec, first, out, paired=paired),
+        tensors=_operands(spec, first, out, paired=paired, zeroed="out" if first and knobs.get(FUSED_SUM) else None),
         integers={
             "N": n,
             "w_rows": experts.w1_rows if first else spec.n,
@@ -179,6 +183,7 @@ def grouped_product_step(spec: GemmSpec, knobs: Knobs, device: Device, stage: in
             "k_blocks": ceil_div(spec.k if first else experts.inner, int_knob(own, "BLOCK_SIZE_K")),
             "programs": programs,
             "group_m": int_knob(own, "GROUP_SIZE_M"),
+            "zeroed": spec.m * spec.n,
         },
         constants={
             **tile_constants(own),
@@ -191,6 +196,8 @@ def grouped_product_step(spec: GemmSpec, knobs: Knobs, device: Device, stage: in
             "GATED": gated,
             "TOP": FP8_MAX.get(spec.w_dtype, 1.0),
             "FEW": few,
+            "TOPK": 0,
+            "STAGED": 0,
         },
         grid=(programs, 1, 1),
         options={"launch_pdl": True, "num_warps": 4},
@@ -199,13 +206,34 @@ def grouped_product_step(spec: GemmSpec, knobs: Knobs, device: Device, stage: in
 
 
 def second_product_step(spec: GemmSpec, knobs: Knobs, device: Device) -> TmaLaunchStep:
-    """The second product, by warpgroups that share a tile or, with PINGPONG, have tiles of their own."""
+    """The second product, stored as parts or, with FUSED_SUM, added to the output.
+
+    By warpgroups that share a tile or, with PINGPONG, have tiles of their own.
+    """
     step = grouped_product_step(spec, knobs, device, 2, "parts")
-    if not knobs.get(PINGPONG):
-        return step
+    if knobs.get(PINGPONG):
+        step = _pingpong_step(step, unsplit_knobs(knobs, 2))
+    return _adding_step(spec, step, unsplit_knobs(knobs, 2)) if knobs.get(FUSED_SUM) else step
+
+
+def _adding_step(spec: GemmSpec, step: TmaLaunchStep, own: Knobs) -> TmaLaunchStep:
+    """The second product that adds its rows to the output."""
+    experts = require_experts(spec)
+    pairs = {"sources_ptr": "sources", "shares_ptr": None if experts.weight_first else "shares"}
+    columns = int_knob(own, "BLOCK_SIZE_N") if step.source == PINGPONG_KERNEL else epilogue_columns(own)
+    return replace(
+        step,
+        tensors={**step.tensors, **pairs, "out": "out"},
+        constants={**step.constants, "TOPK": experts.topk, "STAGED": columns},
+        boxes={name: box for name, box in step.boxes.items() if name != "out"},
+        sizes=("N",),
+    )
+
+
+def _pingpong_step(step: TmaLaunchStep, own: Knobs) -> TmaLaunchStep:
+    """The second product by warpgroups with tiles of their own."""
     from triton.experimental.gluon.language import NVMMASharedLayout
 
-    own = unsplit_knobs(knobs, 2)
     n, k = int_knob(own, "BLOCK_SIZE_N"), int_knob(own, "BLOCK_SIZE_K")
     boxes = {**step.boxes, "w": ([n, k], step.boxes["w"][1])}
     if "out" in boxes:
@@ -229,17 +257,17 @@ def gathered_product_step(spec: GemmSpec, knobs: Knobs, device: Device, out: str
         "x_ptr": "q" if scaled else "x",
         "x_scale_ptr": "q_scale" if scaled else None,
         "sources_ptr": "sources",
-        **{name: tensor for name, tensor in step.tensors.items() if name not in ("x", "scales", "row_scale_ptr")},
+        **{name: tensor for name, tensor in step.tensors.items() if name not in _UNGATHERED},
     }
     registers = dict(zip(("REGISTERS", "LOADER_REGISTERS"), _BUSY_LOADER_REGISTERS, strict=True))
-    constants = {name: value for name, value in step.constants.items() if name != "ROW_SCALES"}
+    constants = {name: value for name, value in step.constants.items() if name not in ("ROW_SCALES", "STAGED")}
     return replace(
         step,
         kernel=GATHERED_KERNEL.split(":")[1],
         source=GATHERED_KERNEL,
         tensors=tensors,
         integers={"N": step.integers["N"], "K": spec.k, **step.integers},
-        constants={**constants, **registers, "WARPS": _LOADER_WARPS},
+        constants={**constants, **registers, "TOPK": require_experts(spec).topk, "WARPS": _LOADER_WARPS},
         boxes={name: box for name, box in step.boxes.items() if name in ("w", "out")},
     )
 
@@ -273,7 +301,7 @@ def _has_row_scales(spec: GemmSpec, first: bool) -> bool:
     return not has_block_scales(spec) and (experts.quantised is not None or (first and experts.weight_first))
 
 
-def _operands(spec: GemmSpec, first: bool, out: str, *, paired: bool) -> dict[str, str | None]:
+def _operands(spec: GemmSpec, first: bool, out: str, *, paired: bool, zeroed: str | None) -> dict[str, str | None]:
     x, w = ("sorted", "w") if first else ("inner", "w2")
     return {
         "x": x,
@@ -283,6 +311,9 @@ def _operands(spec: GemmSpec, first: bool, out: str, *, paired: bool) -> dict[st
         "w_scale_ptr": f"{w}_scale" if spec.w_scale else None,
         "row_scale_ptr": f"{x}_scale" if _has_row_scales(spec, first) else None,
         "out_scale_ptr": f"{out}_scale" if paired else None,
+        "sources_ptr": None,
+        "shares_ptr": None,
+        "zeroed_ptr": zeroed,
         "owners_ptr": "owners",
         "rows_ptr": "rows",
         "blocks_ptr": "blocks",
@@ -321,8 +352,11 @@ def grouped_scratch_shapes(spec: GemmSpec, knobs: Knobs) -> dict[str, TensorShap
         **order_scratch_shapes(spec, int_knob(knobs, "BLOCK_SIZE_M")),
         **_x_shapes(spec, knobs, capacity),
         "inner": ((capacity, experts.inner), spec.w_dtype),
-        "parts": ((capacity, spec.n), spec.out_dtype),
     }
+    if not knobs.get(FUSED_SUM):
+        found["parts"] = ((capacity, spec.n), spec.out_dtype)
+    elif not knobs.get(GATHER_ROWS):
+        found["sources"] = ((capacity,), INT)
     if not knobs.get(FUSED_ACT):
         found["wide"] = ((capacity, experts.w1_rows), spec.x_dtype)
     elif experts.quantised and not quantises_in_epilogue(spec, knobs):
@@ -357,13 +391,16 @@ def grouped_launch_steps(spec: GemmSpec, knobs: Knobs, device: Device, *, interp
         found += [_gather_step(spec, knobs, interpreted), grouped_product_step(spec, knobs, device, 1, wide)]
     if wide == "wide":
         found.append(_activate_step(spec, knobs, interpreted))
-    return (*found, second_product_step(spec, knobs, device), _total_step(spec, interpreted))
+    found.append(second_product_step(spec, knobs, device))
+    if knobs.get(FUSED_SUM):
+        return tuple(found)
+    return (*found, _total_step(spec, interpreted))
 
 
 def _order_steps(spec: GemmSpec, knobs: Knobs, device: Device, interpreted: bool) -> list[LaunchStep]:
     """Finds the places of pairs among rows ordered by expert."""
     results = {"places_ptr": "places", "pairs_ptr": None, "rows_ptr": "rows"}
-    if knobs.get(GATHER_ROWS):
+    if knobs.get(GATHER_ROWS) or knobs.get(FUSED_SUM):
         results["sources_ptr"] = "sources"
     steps = order_steps(spec, knobs, results, device.vendor, overlap=not interpreted)
     return [replace(step, options={**step.options, **_pdl_option(spec)}) for step in steps]

@@ -156,7 +156,7 @@ def order_steps(
 ) -> tuple[LaunchStep, ...]:
     """Orders pairs by expert; `results`: the tensors of `places_ptr`, `pairs_ptr` and `rows_ptr`, or None.
 
-    Also that of `sources_ptr`, if each place is to get the row of its pair.
+    Also that of `sources_ptr`, if each place is to get its pair.
     """
     experts, chunks, block_m, bins = require_experts(spec), order_chunks(spec), _size(knobs, "M"), _order_bins(spec)
     pairs = spec.m * experts.topk
@@ -180,16 +180,15 @@ def order_steps(
 
     ranks = {name: results[name] for name in ("places_ptr", "pairs_ptr")}
     sources = results.get("sources_ptr")
-    topk = experts.topk if sources else 1  # otherwise unused, so that the build does not depend on it
     blocks = {"owners_ptr": "owners", "rows_ptr": results["rows_ptr"], "blocks_ptr": "blocks"}
     places = {**ranks, "sources_ptr": sources, **blocks}
     entries = {"entries": max_blocks(spec, block_m) * block_m}
     if chunks == 1:
         fill = 2 * chunk
-        return (step("order_pairs", places, entries, ORDERING=ordering, BLOCK_SIZE_M=block_m, FILL=fill, TOPK=topk),)
+        return (step("order_pairs", places, entries, ORDERING=ordering, BLOCK_SIZE_M=block_m, FILL=fill),)
     return (
         step("rank_pairs", ranks, entries, ORDERING=ordering, FILL=2 * chunk),
-        step("place_pairs", places, {}, BLOCK_SIZE_M=block_m, STEP=_CHUNKS_PER_STEP, TOPK=topk),
+        step("place_pairs", places, {}, BLOCK_SIZE_M=block_m, STEP=_CHUNKS_PER_STEP),
     )
 
 

@@ -48,7 +48,7 @@ def rank_in_chunk(counts_ptr, expert, held, BINS: tl.constexpr, ORDERING: tl.con
 @triton.jit
 def store_places(
     pair, expert, held, own, rank, before, counts, places_ptr, pairs_ptr, sources_ptr, owners_ptr,
-    rows_ptr, blocks_ptr, BLOCK_SIZE_M: tl.constexpr, BINS: tl.constexpr, TOPK: tl.constexpr,
+    rows_ptr, blocks_ptr, BLOCK_SIZE_M: tl.constexpr, BINS: tl.constexpr,
 ):  # fmt: skip
     """Store the places of a chunk's pairs, and what belongs to the blocks that begin with one of them.
 
@@ -71,7 +71,7 @@ def store_places(
     else:
         tl.store(places_ptr + pair, tl.where(held, place, -1), mask=own)
     if sources_ptr is not None:
-        tl.store(sources_ptr + place, pair // TOPK, mask=held)
+        tl.store(sources_ptr + place, pair, mask=held)
 
 
 @triton.jit
@@ -79,12 +79,12 @@ def order_pairs(
     ids_ptr, counts_ptr, places_ptr, pairs_ptr, sources_ptr, owners_ptr, rows_ptr, blocks_ptr,
     pairs, experts, share, entries,
     BINS: tl.constexpr, CHUNK: tl.constexpr, ORDERING: tl.constexpr, BLOCK_SIZE_M: tl.constexpr, FILL: tl.constexpr,
-    TOPK: tl.constexpr, OVERLAP: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """Places of at most CHUNK pairs by one program, as pairs_ptr[place] = pair or as places_ptr[pair] = place.
 
     pairs_ptr: the entries of blocks that have no pair get `pairs`. places_ptr: pairs of no expert here get -1.
-    sources_ptr: if it is given, each place gets the row, of TOPK pairs, of its pair; places of no pair keep theirs.
+    sources_ptr: if it is given, each place gets its pair; places of no pair keep theirs.
     owners_ptr and rows_ptr, if it is given, get each block's expert and number of rows, blocks_ptr the number of
     blocks. ORDERING: the atomics' memory order. OVERLAP: the launch begins while the previous one ends.
     """
@@ -100,7 +100,7 @@ def order_pairs(
     counts = tl.atomic_add(counts_ptr + bins, bins * 0, sem=ORDERING)
     store_places(
         pair, expert, held, own, rank, bins * 0, counts, places_ptr, pairs_ptr, sources_ptr, owners_ptr,
-        rows_ptr, blocks_ptr, BLOCK_SIZE_M, BINS, TOPK,
+        rows_ptr, blocks_ptr, BLOCK_SIZE_M, BINS,
     )  # fmt: skip
 
 
@@ -123,7 +123,7 @@ def rank_pairs(
 def place_pairs(
     ids_ptr, counts_ptr, places_ptr, pairs_ptr, sources_ptr, owners_ptr, rows_ptr, blocks_ptr,
     pairs, experts, share,
-    BINS: tl.constexpr, CHUNK: tl.constexpr, BLOCK_SIZE_M: tl.constexpr, STEP: tl.constexpr, TOPK: tl.constexpr,
+    BINS: tl.constexpr, CHUNK: tl.constexpr, BLOCK_SIZE_M: tl.constexpr, STEP: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """The second launch: stores what order_pairs stores. Each program adds up all chunks' counts, STEP at a time."""
@@ -142,7 +142,7 @@ def place_pairs(
             before += tl.where(at < tl.program_id(0), counted, 0)
     store_places(
         pair, expert, held, own, rank, before, counts, places_ptr, pairs_ptr, sources_ptr, owners_ptr,
-        rows_ptr, blocks_ptr, BLOCK_SIZE_M, BINS, TOPK,
+        rows_ptr, blocks_ptr, BLOCK_SIZE_M, BINS,
     )  # fmt: skip
 
 

@@ -19,9 +19,11 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from gemmpipe.kernels.fmoe._grouped import (
     GroupedEpilogue,
     GroupedWork,
+    add_block,
     apply_epilogue,
     epilogue_kind,
     load_x,
+    shares_of_rows,
     store_block,
 )
 from gemmpipe.templates.hopper.gluon_compat import tma_load
@@ -146,42 +148,55 @@ def pingpong_warpgroup(wg, kind, output, ring, turns, work):
         if ring.scales is not None:
             scale_row = expert * gl.cdiv(work.w_rows, kind.SCALE_BLOCK) + column // kind.SCALE_BLOCK
             w_scales += scale_row * work.k_blocks
+        share = 1.0
+        if output.shares_ptr is not None:
+            share = shares_of_rows(output, row, rows, wg)[:, None]
         total, product = multiply_tile(
             ring, wg, filled % SLOTS, filled // SLOTS & 1, product, turns, turn, w_scales, work.k_blocks, never
         )
         total = apply_epilogue(total, output, row, expert, column, work, wg, kind, wg.LAYOUT)
-        store_block(total, output.out, ring, row, column, rows, work.N, wg, wg.LAYOUT)
+        if kind.TOPK:
+            add_block(total * share, output, ring, row, column, rows, work.N, wg, kind.TOPK)
+        else:
+            store_block(total, output.out, ring, row, column, rows, work.N, wg, wg.LAYOUT)
         filled += 2 * work.k_blocks
         turn = turn ^ 1
-    if ring.stage is not None:
+    if ring.stage is not None and not kind.TOPK:
         tma.store_wait(0)
 
 
 @gluon.jit
 def pingpong_warp_specialised(
-    x, w, scales, out, w_scale_ptr, row_scale_ptr, out_scale_ptr, owners_ptr, rows_ptr, blocks_ptr,
-    N, w_rows, capacity, k_blocks, programs, group_m,
+    x, w, scales, out, w_scale_ptr, row_scale_ptr, out_scale_ptr, sources_ptr, shares_ptr, zeroed_ptr,
+    owners_ptr, rows_ptr, blocks_ptr, N, w_rows, capacity, k_blocks, programs, group_m, zeroed,
     BLOCK_SIZE_M: gl.constexpr, BLOCK_SIZE_N: gl.constexpr, BLOCK_SIZE_K: gl.constexpr, STAGES: gl.constexpr,
     REGISTERS: gl.constexpr, LOADER_REGISTERS: gl.constexpr, SCALE_BLOCK: gl.constexpr, SCALES: gl.constexpr,
     ROW_SCALES: gl.constexpr, ACTIVATION: gl.constexpr, GATED: gl.constexpr, TOP: gl.constexpr, FEW: gl.constexpr,
+    TOPK: gl.constexpr, STAGED: gl.constexpr,
 ):  # fmt: skip
     """out[place, N] = x[place, K] @ w[the block's expert, N, K]^T; arguments as in grouped_warp_specialised.
 
-    BLOCK_SIZE_M is 64, GATED false, ACTIVATION `none` and out_scale_ptr None.
+    BLOCK_SIZE_M is 64, GATED false, ACTIVATION `none`, out_scale_ptr and zeroed_ptr None.
     """
     BITS: gl.constexpr = x.dtype.primitive_bitwidth
-    kind: gl.constexpr = epilogue_kind(SCALES, ROW_SCALES, ACTIVATION, GATED, TOP, SCALE_BLOCK)
+    kind: gl.constexpr = epilogue_kind(SCALES, ROW_SCALES, ACTIVATION, GATED, TOP, SCALE_BLOCK, TOPK)
     x_ring = gl.allocate_shared_memory(x.dtype, [STAGES, BLOCK_SIZE_M, BLOCK_SIZE_K], x.layout)
     w_ring = gl.allocate_shared_memory(w.dtype, [STAGES, BLOCK_SIZE_N, BLOCK_SIZE_K], w.layout)
     scale_ring = None
     if SCALES == "block":
         scale_ring = gl.allocate_shared_memory(gl.float32, [STAGES, BLOCK_SIZE_M], scales.layout)
     stage = None
-    if not FEW:
+    if TOPK:
+        SWIZZLE: gl.constexpr = 128 if STAGED >= 64 else 2 * STAGED
+        ADDED: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=SWIZZLE, element_bitwidth=16, rank=2)
+        stage = gl.allocate_shared_memory(out.dtype.element_ty, [2, 64, STAGED], ADDED)
+    elif not FEW:
         stage = gl.allocate_shared_memory(out.dtype, [2, 64, out.block_type.shape[1]], out.layout)
     full, empty, ready = allocate_barriers(STAGES)
     turns = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
-    output = GroupedEpilogue(out, w_scale_ptr, row_scale_ptr, out_scale_ptr)
+    output = GroupedEpilogue(
+        out, w_scale_ptr, row_scale_ptr, out_scale_ptr, sources_ptr, shares_ptr, zeroed_ptr, zeroed
+    )
     ring = Ring(x_ring, w_ring, scale_ring, stage, full, empty, ready)
     work = GroupedWork(owners_ptr, rows_ptr, blocks_ptr, N, w_rows, capacity, k_blocks, programs, group_m)
     gl.warp_specialize([

@@ -30,6 +30,7 @@ from gemmpipe.templates.constraints import tile_violation
 from gemmpipe.templates.params import AMD_KNOBS, KERNEL_TYPE, REQUIRED_AXES, check_axes, int_knob
 from gemmpipe.templates.tiled import (
     FUSED_ACT,
+    FUSED_SUM,
     GATHER_ROWS,
     OVERLAP,
     PINGPONG,
@@ -142,7 +143,7 @@ class FusedExperts(MultiLaunchImplementation):
 
     def check(self, space: "Space") -> None:
         """Raises UserError for an unknown axis, one that is missing, or a value out of range."""
-        check_axes(space, (*_AXES, GATHER_ROWS, PINGPONG))
+        check_axes(space, (*_AXES, GATHER_ROWS, PINGPONG, FUSED_SUM))
 
     def knob_names(self, spec: GemmSpec, device: Device) -> tuple[str, ...]:
         """The axes that these kernels have."""
