@@ -19,9 +19,9 @@ Axes = Mapping[str, tuple[Scalar, ...]]
 """Values by axis."""
 
 Facts = Mapping[str, Scalar]
-"""The values that conditions can use in addition to axes: `arch` (`sm_90`), `vendor`, `M`, `N`, `K`."""
+"""The values that conditions can use in addition to axes: `arch` (`sm_90`), `vendor`, `w_dtype`, `M`, `N`, `K`."""
 
-_FACTS = ("arch", "vendor", "M", "N", "K", "B", "E", "topk", "rows")
+_FACTS = ("arch", "vendor", "w_dtype", "M", "N", "K", "B", "E", "topk", "rows")
 _MAX_CONFIGS = 20_000_000
 """Limit per problem; the largest shipped space has about 100,000."""
 

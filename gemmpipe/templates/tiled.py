@@ -85,6 +85,7 @@ def space_facts(spec: GemmSpec, device: Device) -> dict[str, Scalar]:
     return {
         "arch": device.gfx,
         "vendor": device.vendor,
+        "w_dtype": spec.w_dtype,
         "M": spec.m,
         "N": spec.n,
         "K": spec.k,

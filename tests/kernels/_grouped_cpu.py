@@ -47,10 +47,10 @@ def scales_of_w(
 
 def rows_of_x(step: TmaLaunchStep, given: Mapping[str, torch.Tensor], place: int, rows: int) -> torch.Tensor:
     """[rows, k] of a block, times their scales: at their places, or gathered from where they are."""
-    if "sources_ptr" not in given:
+    if "x_ptr" not in given:
         x = given["x"][place : place + rows].float()
         return x * scales_of_x(step, given, place, rows, x.shape[1])
-    sources = given["sources_ptr"][place : place + rows].long()
+    sources = given["sources_ptr"][place : place + rows].long() // int(step.constants["TOPK"] or 0)
     x = given["x_ptr"][sources].float()
     if step.constants["SCALES"] == "block":
         x *= given["x_scale_ptr"][sources].repeat_interleave(int(step.constants["BLOCK_SIZE_K"] or 0), 1)
@@ -60,6 +60,8 @@ def rows_of_x(step: TmaLaunchStep, given: Mapping[str, torch.Tensor], place: int
 def product(step: TmaLaunchStep, given: Mapping[str, torch.Tensor]) -> None:
     """The kernel's product as documented, block by block."""
     n, w_rows = step.integers["N"], step.integers["w_rows"]
+    if "zeroed_ptr" in given:
+        given["zeroed_ptr"].reshape(-1)[: step.integers["zeroed"]] = 0
     for block in range(int(given["blocks_ptr"])):
         place, rows = block * int(step.constants["BLOCK_SIZE_M"] or 0), int(given["rows_ptr"][block])
         expert = int(given["owners_ptr"][block])
@@ -72,7 +74,19 @@ def product(step: TmaLaunchStep, given: Mapping[str, torch.Tensor]) -> None:
             scale = groups.abs().amax(2) / float(step.constants["TOP"] or 0)
             total = (groups / scale[:, :, None]).reshape(rows, n)
             given["out_scale_ptr"][:, place : place + rows] = scale.t()
-        given["out"][place : place + rows] = total.to(given["out"].dtype)
+        if step.constants.get("STAGED"):
+            add_rows(step, given, place, total)
+        else:
+            given["out"][place : place + rows] = total.to(given["out"].dtype)
+
+
+def add_rows(step: TmaLaunchStep, given: Mapping[str, torch.Tensor], place: int, total: torch.Tensor) -> None:
+    """Add rows, times the factors of their pairs, to the output, which is rounded each time."""
+    pairs = given["sources_ptr"][place : place + len(total)].long()
+    if "shares_ptr" in given:
+        total = total * given["shares_ptr"].reshape(-1)[pairs, None]
+    for row, pair in zip(total, pairs.tolist(), strict=True):
+        given["out"][pair // int(step.constants["TOPK"] or 0)] += row.to(given["out"].dtype)
 
 
 def call(spec: GemmSpec, knobs: Knobs, inputs: Inputs, weights: Weights) -> torch.Tensor:

@@ -64,8 +64,8 @@ def run(case: Mapping[str, Any]) -> list[str]:
         wrong.append("ends")
     if not case["plain"]:
         places = tensors["places"]
-        rows = torch.arange(token, dtype=torch.int32).repeat_interleave(topk)
-        if not torch.equal(tensors["sources"][places[places >= 0].long()], rows[places >= 0]):
+        pairs = torch.arange(token * topk, dtype=torch.int32)
+        if not torch.equal(tensors["sources"][places[places >= 0].long()], pairs[places >= 0]):
             wrong.append("sources")
     return wrong
 

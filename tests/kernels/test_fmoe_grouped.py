@@ -18,6 +18,7 @@ from gemmpipe.templates.hopper.constraints import hopper_shared_bytes
 
 FUSED: dict[str, Scalar] = {"FUSED_ACT": True}
 GATHERED: dict[str, Scalar] = {"GATHER_ROWS": True}
+SUMMED: dict[str, Scalar] = {"FUSED_SUM": True}
 PINGPONG: dict[str, Scalar] = {"PINGPONG": True, "BLOCK_SIZE_N_2": 128, "num_stages_2": 4}
 HOPPER, KERNEL = arch_device("sm_90"), GroupedExperts()
 
@@ -42,6 +43,10 @@ ON_A_CPU = [
     _case((77, 64, 48, 5, 3), more=FUSED | GATHERED),
     _case((33, 128, 64, 8, 8), "fp8", away=True, more=GATHERED),
     _case((9, 256, 128, 4, 2), "fp8", more={**FUSED, **GATHERED, "BLOCK_SIZE_N": 256}),
+    _case((77, 64, 48, 5, 3), more=FUSED | SUMMED),
+    _case((33, 128, 64, 8, 8), "fp8", away=True, more=SUMMED),
+    _case((9, 240, 176, 4, 2), "fp8", more=FUSED | SUMMED, key={"q_type": "per_token", "doweight_stage1": 1}),
+    _case((9, 256, 128, 4, 2), "fp8", more={**FUSED, **GATHERED, **SUMMED, **PINGPONG, "BLOCK_SIZE_N": 256}),
     # 133 pairs in 5 chunks, 195 in 7.
     _case((65, 16, 16, 9, 4), away=True),
     _case((19, 16, 16, 9, 7), away=True, chunks=[64, 32]),
@@ -58,7 +63,7 @@ def matches(interpreter: Interpreter, case: dict[str, object]) -> None:
 
 
 @INTERPRETED
-@pytest.mark.parametrize("case", few(ON_A_CPU, 0, 4, 5, 6, 7, 8, 9, 11, 13, 15, 17))
+@pytest.mark.parametrize("case", few(ON_A_CPU, 0, 4, 5, 6, 7, 8, 9, 11, 13, 14, 15, 16, 17, 19, 21))
 def test_launches_around_the_product_match_the_reference(interpreter: Interpreter, case: dict[str, object]) -> None:
     matches(interpreter, case)
 
