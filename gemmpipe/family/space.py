@@ -22,7 +22,7 @@ Facts = Mapping[str, Scalar]
 """The values that conditions can use in addition to axes: `arch` (`sm_90`), `vendor`, `w_dtype`, `M`, `N`, `K`."""
 
 _FACTS = ("arch", "vendor", "w_dtype", "M", "N", "K", "B", "E", "topk", "rows")
-_MAX_CONFIGS = 20_000_000
+_MAX_CONFIGS = 50_000_000
 """Limit per problem; the largest shipped space has about 100,000."""
 
 
