@@ -190,7 +190,9 @@ def _example(folder: Path) -> str:
 def suggest_run(name: str, words: tuple[str, ...] = (LAST,)) -> str:
     """The clause "; did you mean 'last'?" with the run, as `gemmpipe runs` prints it, or the file named most alike."""
     runs = [str(folder.relative_to(RUNS)) for folder in run_folders()]
-    return suggest(name, [*words, *runs]) or suggest_path(Path(name))
+    _, tilde, number = name.partition("~")
+    earlier = [f"{_EARLIER}{number}"] if tilde else []
+    return suggest(name, [*earlier, *words, *runs]) or suggest_path(Path(name))
 
 
 def named_folder(name: str, where: str) -> Path:

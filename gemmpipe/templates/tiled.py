@@ -50,7 +50,7 @@ GATHER_ROWS = "GATHER_ROWS"
 PINGPONG = "PINGPONG"
 """True: each warpgroup of the second product multiplies tiles of its own, in turn with the other."""
 FUSED_SUM = "FUSED_SUM"
-"""True: the second product adds its rows to the output by atomics, in no fixed order; else a launch adds up stored ones."""
+"""True: the second product adds its rows to the output, in no fixed order; else they are stored, then added up."""
 STAGE2_KNOBS = tuple(
     f"{name}{STAGE2_SUFFIX}" for name in ("BLOCK_SIZE_N", "BLOCK_SIZE_K", "GROUP_SIZE_M", "num_warps", "num_stages")
 )

@@ -6,7 +6,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from gemmpipe.core.data import Device, Knobs, Scalar, digest
-from gemmpipe.family import GemmSpec
+from gemmpipe.family import GemmSpec, Inputs, Launch, Prepared
 from gemmpipe.family.dtypes import element_bytes
 from gemmpipe.family.moe import require_experts
 from gemmpipe.kernels.fmoe._grouped_launch_plan import (
@@ -52,6 +52,8 @@ from gemmpipe.templates.tiled import (
 )
 
 if TYPE_CHECKING:
+    import torch
+
     from gemmpipe.family.space import Space
 
 _PER_STAGE_KNOBS = ("BLOCK_SIZE_N", "GROUP_SIZE_M", "num_stages")
@@ -59,6 +61,7 @@ _STAGE2_KNOBS = tuple(f"{name}{STAGE2_SUFFIX}" for name in _PER_STAGE_KNOBS)
 _FLAGS = (FUSED_ACT, GATHER_ROWS, PINGPONG, FUSED_SUM)
 _AXES = (KERNEL_TYPE, "BLOCK_SIZE_M", "BLOCK_SIZE_K", *_PER_STAGE_KNOBS, *_FLAGS, *_STAGE2_KNOBS)
 _MAX_ROWS = 2**31 - 2**20
+_MAX_PARTS_IN_ANY_ORDER = 2  # 0 + a + b is 0 + b + a to the bit
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,6 +128,12 @@ class GroupedExperts(MultiLaunchImplementation):
             return f"tile beyond the problem: {m} rows for at most {spec.m} per expert"
         return None
 
+    def bind(
+        self, spec: GemmSpec, knobs: Knobs, device: Device, inputs: Inputs, prepared: Prepared, out: "torch.Tensor"
+    ) -> Launch:
+        """As for other implementations; where torch demands deterministic algorithms, the sum has a fixed order."""
+        return super().bind(spec, in_fixed_order(spec, knobs), device, inputs, prepared, out)
+
     def kernel_name(self, knobs: Knobs) -> str:
         """`grouped@3fa9c1d2`, `grouped_fused@...`, `grouped_apart@...`, `grouped_fused_apart@...`."""
         gathered, kernels = ("_gathered", GATHERED_KERNELS) if knobs.get(GATHER_ROWS) else ("", KERNELS)
@@ -141,6 +150,19 @@ class GroupedExperts(MultiLaunchImplementation):
     def scratch(self, spec: GemmSpec, knobs: Knobs) -> Mapping[str, TensorShape]:
         """The tensors between the launches."""
         return grouped_scratch_shapes(spec, knobs)
+
+
+def in_fixed_order(spec: GemmSpec, knobs: Knobs) -> Knobs:
+    """The knobs, without FUSED_SUM if torch.use_deterministic_algorithms(True) is set (not if it only warns).
+
+    The sum of one or two parts does not depend on their order.
+    """
+    import torch
+
+    if require_experts(spec).topk <= _MAX_PARTS_IN_ANY_ORDER:
+        return knobs
+    strict = torch.are_deterministic_algorithms_enabled() and not torch.is_deterministic_algorithms_warn_only_enabled()
+    return {name: value for name, value in knobs.items() if not strict or name != FUSED_SUM}
 
 
 def _exchange_violation(spec: GemmSpec, knobs: Knobs) -> str | None:

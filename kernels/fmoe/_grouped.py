@@ -411,8 +411,8 @@ def grouped_warp_specialised(
     w has the gate's N rows, then the up projection's, and out is act(gate) * up; with `block` scales it is quantised to
     8 bits, of at most TOP, with scales [groups of columns, capacity]. ACTIVATION: `none`, `silu`, `gelu`.
 
-    With TOPK rows are not stored but added, times shares[pair] if there are any, to row sources[place] // TOPK of out, a
-    pointer to zeros, STAGED columns at a time; the first product sets its `zeroed` elements to zero at zeroed_ptr.
+    With TOPK rows are not stored but added, times shares[pair] if there are any, to row sources[place] // TOPK of out,
+    a pointer to zeros, STAGED columns at a time; the first product sets its `zeroed` elements to zero at zeroed_ptr.
     """
     BITS: gl.constexpr = x.dtype.primitive_bitwidth
     kind: gl.constexpr = epilogue_kind(SCALES, ROW_SCALES, ACTIVATION, GATED, TOP, SCALE_BLOCK, TOPK)

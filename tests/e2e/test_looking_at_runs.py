@@ -188,6 +188,7 @@ def test_mlflow_has_parameters_metrics_and_files(site: Path, monkeypatch: pytest
         (["show", "tuned/bf16_tuned_gem.csv"], "did you mean 'tuned/bf16_tuned_gemm.csv'?"),
         (["show", "last", "N=96"], "show: no product with N=96"),
         (["diff", "last", "lst"], "did you mean 'last'?"),
+        (["show", "lst~1"], "did you mean 'last~1'?"),
         (["diff", "last~1", "last"], "diff: last~1: only 1 finished run with choices under outputs/runs; expected at"),
         (["show", "last~"], "show: last~: no whole number after ~; expected such as last~1"),
         (["resume=last~1"], "resume=last~1: only 1 run that can be resumed under outputs/runs; expected at most last,"),

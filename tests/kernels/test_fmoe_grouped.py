@@ -1,8 +1,10 @@
 """Fused experts over sorted rows, without a GPU: launches around the product, constraints, builds for Hopper."""
 
+import re
 from collections.abc import Mapping
 
 import pytest
+import torch
 from interpreter_process import INTERPRETED, Interpreter
 from moe_problems import FMOE, NAMES, QWEN, shipped_space, spec_of
 from pairwise import few
@@ -11,9 +13,9 @@ from gemmpipe.core.data import Build, Candidate, Scalar
 from gemmpipe.core.device import arch_device, cpu_device
 from gemmpipe.family import GemmSpec, KernelDefaults, load_family
 from gemmpipe.family.problem import make_problem
-from gemmpipe.kernels.fmoe._gluon import GroupedExperts
+from gemmpipe.kernels.fmoe._gluon import GroupedExperts, in_fixed_order
 from gemmpipe.kernels.fmoe._grouped_launch_plan import KERNELS, TmaLaunchStep, grouped_launch_steps, unsplit_knobs
-from gemmpipe.launch.build import compile_build
+from gemmpipe.launch.build import compile_build, compile_kernel
 from gemmpipe.templates.hopper.constraints import hopper_shared_bytes
 
 FUSED: dict[str, Scalar] = {"FUSED_ACT": True}
@@ -94,8 +96,24 @@ def test_equivalent_knobs_are_one_candidate() -> None:
     assert names == ["grouped", "grouped_fused_apart"]
     pingpong = KERNEL.normalise(spec, {**plain, **PINGPONG}, HOPPER)
     assert KERNEL.kernel_name(pingpong).startswith("grouped_pingpong_apart@")
+    summed = KERNEL.normalise(spec, {**plain, **SUMMED}, HOPPER)
+    assert KERNEL.kernel_name(summed).startswith("grouped_summed@")
+    assert KERNEL.normalise(spec, {**plain, "FUSED_SUM": False}, HOPPER) == plain
     # Blocks of 128 rows have no such product.
     assert "PINGPONG" not in KERNEL.normalise(spec, {**plain, **PINGPONG, "BLOCK_SIZE_M": 128}, HOPPER)
+
+
+@pytest.mark.parametrize(
+    ("topk", "options", "kept"), [(8, {}, True), (8, {"warn_only": True}, True), (8, None, False), (2, None, True)]
+)
+def test_sums_have_a_fixed_order_where_torch_demands_it(topk: int, options: dict[str, bool] | None, kept: bool) -> None:
+    spec, knobs = spec_of((*QWEN[:4], topk)), {"BLOCK_SIZE_M": 64, **SUMMED}
+    if options != {}:
+        torch.use_deterministic_algorithms(True, **options or {})
+    try:
+        assert in_fixed_order(spec, knobs) == (knobs if kept else {"BLOCK_SIZE_M": 64})
+    finally:
+        torch.use_deterministic_algorithms(False)
 
 
 @pytest.mark.parametrize(
@@ -132,6 +150,8 @@ def test_rows_are_gathered_where_the_loader_can(
         (None, QWEN, {**PINGPONG, "num_stages_2": 9}, "shared memory"),
         ("fp8", QWEN, {**PINGPONG, "BLOCK_SIZE_N_2": 256}, "registers"),
         (None, (64, 2044, 768, 128, 8), {}, "alignment"),
+        (None, (64, 2040, 768, 128, 8), SUMMED, "fused sum"),
+        (None, (1_200_000, 2048, 768, 128, 8), SUMMED, "fused sum"),
         (None, (64, 2048, 764, 128, 8), {"FUSED_ACT": True}, "alignment"),
         ("fp8", (64, 2048, 760, 128, 8), {}, "alignment"),
         ("fp8", QWEN, {"FUSED_ACT": True}, "fused activation"),
@@ -276,3 +296,30 @@ def test_pingpong_warpgroups_compile_without_a_gpu_within_the_estimate(dtype: st
         assert facts.shared_bytes <= HOPPER.shared_bytes
         assert facts.spills is not None
         assert facts.spills < 16
+
+
+@pytest.mark.parametrize(
+    ("dtype", "token", "more"),
+    few(
+        [
+            ("fp8", 4096, {**PINGPONG, "GROUP_SIZE_M_2": 4096}),
+            (None, 4096, {}),
+            ("fp8", 4096, {"BLOCK_SIZE_N_2": 256}),
+            (None, 16, {"BLOCK_SIZE_N_2": 64}),
+        ],
+        0,
+    ),
+)
+def test_sums_compile_to_additions_of_eight_columns(dtype: str | None, token: int, more: dict[str, Scalar]) -> None:
+    spec = spec_of((token, *QWEN[1:]), dtype=dtype)
+    knobs = KERNEL.normalise(spec, knobs_for(64, 256, 4, spec, **FUSED, **GATHERED, **SUMMED, **more), HOPPER)
+    assert KERNEL.unsupported_reason(spec, knobs, HOPPER) is None
+    build = KERNEL.builds(spec, knobs, HOPPER)[-1]
+    facts = compile_build(build, HOPPER)
+    assert facts.shared_bytes is not None
+    assert facts.shared_bytes <= HOPPER.shared_bytes
+    assert facts.spills is not None
+    assert facts.spills < 16
+    added = re.findall(r"(?:atom|red)\.global\S*", str(compile_kernel(build, HOPPER).asm["ptx"]))
+    assert added
+    assert all(each.endswith("add.noftz.v8.bf16") for each in added)
