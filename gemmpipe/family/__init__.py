@@ -121,6 +121,10 @@ class Implementation(ABC):
         """The knobs that `prepare` depends on: candidates with equal ones share its result."""
         return knobs
 
+    def called_knobs(self, spec: GemmSpec, knobs: Knobs) -> Knobs:
+        """The knobs by which the run time's calls run these, under torch's settings when a call is first bound."""
+        return knobs
+
     def builds(self, spec: GemmSpec, knobs: Knobs, device: Device) -> tuple[Build, ...]:
         """The builds that must be compiled before it can run."""
         return ()

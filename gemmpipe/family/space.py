@@ -22,8 +22,8 @@ Facts = Mapping[str, Scalar]
 """The values that conditions can use in addition to axes: `arch` (`sm_90`), `vendor`, `w_dtype`, `M`, `N`, `K`."""
 
 _FACTS = ("arch", "vendor", "w_dtype", "M", "N", "K", "B", "E", "topk", "rows")
-_MAX_CONFIGS = 50_000_000
-"""Limit per problem; the largest shipped space has about 100,000."""
+_MAX_CONFIGS = 20_000_000
+"""Limit of `most_points`, which is about 2,300,000 for the largest shipped space."""
 
 
 @renamed_members(points="configs")
@@ -55,14 +55,14 @@ class Space:
     def _variants(self, facts: Facts) -> Iterator[dict[str, tuple[Scalar, ...]]]:
         """The axes for each combination of values of the axes with conditions; variants have no common point."""
         conditional = [name for name in self.axes if any(name in e and not _is_list(e[name]) for e in self.when)]
-        domains = _restricted({name: self._all_values(name) for name in conditional}, facts)
+        domains = _restricted({name: self.all_values(name) for name in conditional}, facts)
         for fixed, overrides in _assignments(domains, {}, self.axes, self._overrides(facts, conditional)):
             axes = dict(self.axes)
             for override in overrides:
                 axes |= override.values
             yield _restricted({**axes, **{name: (value,) for name, value in fixed.items()}}, facts)
 
-    def _all_values(self, name: str) -> tuple[Scalar, ...]:
+    def all_values(self, name: str) -> tuple[Scalar, ...]:
         """All values of an axis, also those in entries: one entry may have a condition on a value from another."""
         replacements = (e[name] for e in self.when if name in e) if name not in self.pinned else ()
         return sum((v for v in replacements if isinstance(v, tuple)), self.axes[name])
@@ -162,19 +162,37 @@ def parse_space(node: object, overrides: Sequence[str], where: str = "space") ->
     if not isinstance(when, list):
         raise UserError(f"{where}.when: {when!r} given, expected a list of entries")
     entries = tuple(_entry(f"{where}.when[{index}]", entry, axes) for index, entry in enumerate(when))
-    _check_size(axes, entries)
-    return Space(axes=axes, when=entries, pinned=_pinned_axes(axes, overrides))
+    space = Space(axes=axes, when=entries, pinned=_pinned_axes(axes, overrides))
+    if (bound := most_points(space)) > _MAX_CONFIGS:  # a few lines of YAML can define any number of points
+        raise UserError(f"space: up to {bound:.2g} points, expected at most {_MAX_CONFIGS:,}")
+    return space
 
 
-def _check_size(axes: Mapping[str, tuple[Any, ...]], entries: Sequence[Mapping[str, Any]]) -> None:
-    """Refuse a space that is too large to enumerate: a few lines of YAML can define any number of points."""
-    longest = {name: len(values) for name, values in axes.items()}
-    for entry in entries:
+def most_points(space: Space) -> int:
+    """A number that the points of no problem exceed: for each value of the axis with the most conditions, a product.
+
+    That axis is `kernel_type` in the shipped spaces. The factors are, for axes with conditions, the number of values,
+    and for others the most values at a time, of the entries for that value.
+    """
+    conditions = [name for entry in space.when for name in entry if name in space.axes and not _is_list(entry[name])]
+    if not conditions:
+        return _most_at(space, "", None, ())
+    pivot = max(dict.fromkeys(conditions), key=conditions.count)
+    return sum(_most_at(space, pivot, value, conditions) for value in set(space.all_values(pivot)))
+
+
+def _most_at(space: Space, pivot: str, value: Scalar, conditional: Collection[str]) -> int:
+    """The product for one value of the axis `pivot`."""
+    found = {name: [values] for name, values in space.axes.items() if name != pivot}
+    for entry in space.when:
+        conditions = {name: each for name, each in entry.items() if not _is_list(each)}
+        if pivot in conditions and not matches(value, conditions[pivot]):
+            continue
         for name, values in entry.items():
-            if isinstance(values, tuple):
-                longest[name] = max(longest[name], len(values))
-    if math.prod(longest.values()) > _MAX_CONFIGS:
-        raise UserError(f"space: up to {math.prod(longest.values()):.2g} points, expected at most {_MAX_CONFIGS:,}")
+            if isinstance(values, tuple) and name not in (pivot, *space.pinned):
+                # An entry without another condition replaces what was before.
+                found[name] = [values] if conditions.keys() <= {pivot} else [*found[name], values]
+    return math.prod((sum if name in conditional else max)(map(len, lists)) for name, lists in found.items())
 
 
 def _pinned_axes(axes: Mapping[str, object], overrides: Sequence[str]) -> tuple[str, ...]:

@@ -128,13 +128,16 @@ def mixture_with_options(family: str, given: RoutedOperands, options: CallOption
             return record_mixture(plain, dispatch, key, given)
         return run_mixture(dispatch, key, given)
 
-    return _run_into_output(family, options, run)
+    shared = options.y is not None and _share_memory(options.y, given.x)
+    return _run_into_output(family, options, run, shared=shared)
 
 
-def _run_into_output(family: str, options: CallOptions, run: Callable[[Dispatch], torch.Tensor]) -> torch.Tensor:
-    """The call's output in `y`: written by the kernel if it can, else copied."""
+def _run_into_output(
+    family: str, options: CallOptions, run: Callable[[Dispatch], torch.Tensor], *, shared: bool = False
+) -> torch.Tensor:
+    """The call's output in `y`: written by the kernel if it can, else copied, as where it has x's memory (`shared`)."""
     y, config = options.y, options.config
-    direct = y is not None and y.is_contiguous() and not y.data_ptr() & ALIGNMENT
+    direct = y is not None and not shared and y.is_contiguous() and not y.data_ptr() & ALIGNMENT
     take = _TAKE if direct else None
     if config is not None:
         dispatch: Dispatch = fixed_config_dispatch(
@@ -153,8 +156,19 @@ def _run_into_output(family: str, options: CallOptions, run: Callable[[Dispatch]
         return y
     # A library may return an output of its own, padded rows always do.
     if y.numel():
-        log_copied_output(y, direct=direct)
+        log_copied_output(y, direct=direct, shared=shared)
     return y.copy_(out.view(y.shape))
+
+
+def _share_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """True if the tensors have elements in common; also for parts of the same memory with strides."""
+    memory = a.untyped_storage().data_ptr()
+    if not memory or memory != b.untyped_storage().data_ptr():
+        return False
+    if not (a.is_contiguous() and b.is_contiguous()):
+        return True
+    first, second = a.data_ptr(), b.data_ptr()
+    return first < second + b.numel() * b.element_size() and second < first + a.numel() * a.element_size()
 
 
 def _out_dtype(name: str, options: CallOptions) -> torch.dtype | None:

@@ -19,10 +19,15 @@ def log_copied(name: str, tensor: torch.Tensor) -> None:
         _log_copy(name, tensor, "has strides", str(list(tensor.stride())))
 
 
-def log_copied_output(y: torch.Tensor, *, direct: bool) -> None:
-    """Report an output that every call copies: kernels cannot write it, or `direct`, the candidate has its own."""
+def log_copied_output(y: torch.Tensor, *, direct: bool, shared: bool = False) -> None:
+    """Report an output that every call copies: kernels cannot write it, or `direct`, the candidate has its own.
+
+    `shared`: it has x's memory, which kernels still read when they begin to write.
+    """
     if direct:
         _log_copy("y", y, "is not written by the candidate, which returns another tensor", "")
+    elif shared:
+        _log_copy("y", y, "shares memory with x", "")
     else:
         log_copied("y", y)
 

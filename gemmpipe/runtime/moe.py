@@ -317,7 +317,8 @@ def _bind(
     make_out: MakeOut | None = None,
 ) -> MixtureCall:
     """A call of the candidate; without `keep` it prepares the weights in each call, inside the graph if captured."""
-    implementation, knobs = runnable.implementation, runnable.candidate.knobs
+    implementation = runnable.implementation
+    knobs = implementation.called_knobs(spec, runnable.candidate.knobs)
     plain = type(implementation).prepare is Implementation.prepare
 
     def call(given: RoutedOperands) -> torch.Tensor:

@@ -6,7 +6,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from gemmpipe.core.data import Device, Knobs, Scalar, digest
-from gemmpipe.family import GemmSpec, Inputs, Launch, Prepared
+from gemmpipe.family import GemmSpec
 from gemmpipe.family.dtypes import element_bytes
 from gemmpipe.family.moe import require_experts
 from gemmpipe.kernels.fmoe._grouped_launch_plan import (
@@ -22,7 +22,7 @@ from gemmpipe.kernels.fmoe._grouped_launch_plan import (
     row_capacity,
     unsplit_knobs,
 )
-from gemmpipe.kernels.fmoe._launch_plan import dtypes_of
+from gemmpipe.kernels.fmoe._launch_plan import dtypes_of, max_blocks
 from gemmpipe.kernels.fmoe._triton import LaunchPlan, MultiLaunchImplementation, canonical_knobs, name_suffix
 from gemmpipe.launch.build import find_kernel, is_interpreted
 from gemmpipe.launch.workspace import TensorShape
@@ -52,11 +52,10 @@ from gemmpipe.templates.tiled import (
 )
 
 if TYPE_CHECKING:
-    import torch
-
     from gemmpipe.family.space import Space
 
 _PER_STAGE_KNOBS = ("BLOCK_SIZE_N", "GROUP_SIZE_M", "num_stages")
+_GROUP_2 = f"GROUP_SIZE_M{STAGE2_SUFFIX}"
 _STAGE2_KNOBS = tuple(f"{name}{STAGE2_SUFFIX}" for name in _PER_STAGE_KNOBS)
 _FLAGS = (FUSED_ACT, GATHER_ROWS, PINGPONG, FUSED_SUM)
 _AXES = (KERNEL_TYPE, "BLOCK_SIZE_M", "BLOCK_SIZE_K", *_PER_STAGE_KNOBS, *_FLAGS, *_STAGE2_KNOBS)
@@ -92,6 +91,9 @@ class GroupedExperts(MultiLaunchImplementation):
             kept.pop(PINGPONG, None)
         if not kept.get(FUSED_SUM):
             kept.pop(FUSED_SUM, None)
+        if _GROUP_2 in kept:  # groups of all blocks or more have one order
+            blocks = max_blocks(spec, int_knob(kept, "BLOCK_SIZE_M"))
+            kept[_GROUP_2] = min(int_knob(kept, _GROUP_2), next_power_of_2(blocks))
         return canonical_knobs(spec, kept)
 
     def unsupported_reason(self, spec: GemmSpec, knobs: Knobs, device: Device) -> str | None:
@@ -128,11 +130,18 @@ class GroupedExperts(MultiLaunchImplementation):
             return f"tile beyond the problem: {m} rows for at most {spec.m} per expert"
         return None
 
-    def bind(
-        self, spec: GemmSpec, knobs: Knobs, device: Device, inputs: Inputs, prepared: Prepared, out: "torch.Tensor"
-    ) -> Launch:
-        """As for other implementations; where torch demands deterministic algorithms, the sum has a fixed order."""
-        return super().bind(spec, in_fixed_order(spec, knobs), device, inputs, prepared, out)
+    def called_knobs(self, spec: GemmSpec, knobs: Knobs) -> Knobs:
+        """Without FUSED_SUM if torch.use_deterministic_algorithms(True) is set (not if it only warns).
+
+        The sum of one or two parts does not depend on their order.
+        """
+        import torch
+
+        warns = torch.is_deterministic_algorithms_warn_only_enabled()
+        strict = torch.are_deterministic_algorithms_enabled() and not warns
+        if not strict or require_experts(spec).topk <= _MAX_PARTS_IN_ANY_ORDER:
+            return knobs
+        return {name: value for name, value in knobs.items() if name != FUSED_SUM}
 
     def kernel_name(self, knobs: Knobs) -> str:
         """`grouped@3fa9c1d2`, `grouped_fused@...`, `grouped_apart@...`, `grouped_fused_apart@...`."""
@@ -150,19 +159,6 @@ class GroupedExperts(MultiLaunchImplementation):
     def scratch(self, spec: GemmSpec, knobs: Knobs) -> Mapping[str, TensorShape]:
         """The tensors between the launches."""
         return grouped_scratch_shapes(spec, knobs)
-
-
-def in_fixed_order(spec: GemmSpec, knobs: Knobs) -> Knobs:
-    """The knobs, without FUSED_SUM if torch.use_deterministic_algorithms(True) is set (not if it only warns).
-
-    The sum of one or two parts does not depend on their order.
-    """
-    import torch
-
-    if require_experts(spec).topk <= _MAX_PARTS_IN_ANY_ORDER:
-        return knobs
-    strict = torch.are_deterministic_algorithms_enabled() and not torch.is_deterministic_algorithms_warn_only_enabled()
-    return {name: value for name, value in knobs.items() if not strict or name != FUSED_SUM}
 
 
 def _exchange_violation(spec: GemmSpec, knobs: Knobs) -> str | None:

@@ -170,12 +170,13 @@ def grouped_product_step(spec: GemmSpec, knobs: Knobs, device: Device, stage: in
     """The first or the second product, into the tensor `out`; the first one zeroes the output of a second that adds."""
     experts, own, first = require_experts(spec), unsplit_knobs(knobs, stage), stage == 1
     gated, paired = _joins_gate_and_up(spec, knobs, stage), first and quantises_in_epilogue(spec, knobs)
+    zeroed = "out" if first and knobs.get(FUSED_SUM) else None
     n = output_columns(spec, knobs, stage)
     few = mostly_padding_rows(spec, int_knob(own, "BLOCK_SIZE_M"))
     programs = min(device.cu_num, max_tiles(spec, knobs, stage))
     return TmaLaunchStep(
         kernel=KERNEL.split(":")[1],
-        tensors=_operands(spec, first, out, paired=paired, zeroed="out" if first and knobs.get(FUSED_SUM) else None),
+        tensors=_operands(spec, first, out, paired=paired, zeroed=zeroed),
         integers={
             "N": n,
             "w_rows": experts.w1_rows if first else spec.n,
@@ -183,7 +184,7 @@ def grouped_product_step(spec: GemmSpec, knobs: Knobs, device: Device, stage: in
             "k_blocks": ceil_div(spec.k if first else experts.inner, int_knob(own, "BLOCK_SIZE_K")),
             "programs": programs,
             "group_m": int_knob(own, "GROUP_SIZE_M"),
-            "zeroed": spec.m * spec.n,
+            "zeroed": spec.m * spec.n if zeroed else 0,
         },
         constants={
             **tile_constants(own),
@@ -367,7 +368,7 @@ def grouped_scratch_shapes(spec: GemmSpec, knobs: Knobs) -> dict[str, TensorShap
 
 
 def _x_shapes(spec: GemmSpec, knobs: Knobs, capacity: int) -> dict[str, TensorShape]:
-    """The rows of x at their places with their scales; or quantised, if they are, and which row each place has."""
+    """The rows of x at their places with their scales; or quantised, if they are, and which pair each place has."""
     experts = require_experts(spec)
     groups = scales_per_row(experts.quantised, spec.k) if experts.quantised else 1
     if knobs.get(GATHER_ROWS):

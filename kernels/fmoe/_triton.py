@@ -53,6 +53,8 @@ if TYPE_CHECKING:
 LaunchPlan = tuple[tuple[LaunchStep, Build], ...]
 _NEUTRAL: Mapping[str, Scalar] = {"GROUP_SIZE_M": 1, "cache_modifier": ""}
 _AXES = (*REQUIRED_AXES, *_NEUTRAL, FUSED_ACT, OVERLAP, *AMD_KNOBS, KERNEL_TYPE, *STAGE2_KNOBS)
+_OTHERS_FLAGS = (GATHER_ROWS, PINGPONG, FUSED_SUM)
+"""Axes of the space that only the warp-specialised kernel has."""
 
 
 def canonical_knobs(spec: GemmSpec, knobs: Knobs) -> dict[str, Scalar]:
@@ -143,7 +145,7 @@ class FusedExperts(MultiLaunchImplementation):
 
     def check(self, space: "Space") -> None:
         """Raises UserError for an unknown axis, one that is missing, or a value out of range."""
-        check_axes(space, (*_AXES, GATHER_ROWS, PINGPONG, FUSED_SUM))
+        check_axes(space, (*_AXES, *_OTHERS_FLAGS))
 
     def knob_names(self, spec: GemmSpec, device: Device) -> tuple[str, ...]:
         """The axes that these kernels have."""
@@ -155,8 +157,9 @@ class FusedExperts(MultiLaunchImplementation):
         return space.configs({**space_facts(spec, device), KERNEL_TYPE: "plain"})
 
     def normalise(self, spec: GemmSpec, knobs: Knobs, device: Device) -> Knobs:
-        """Drops knobs that this vendor's compiler ignores or that are equal to their default."""
-        kept = {**_NEUTRAL, **{name: value for name, value in knobs.items() if value is not None}}
+        """Drops other kernels' flags, and knobs that the vendor's compiler ignores or that are equal to their default."""
+        own = {name: value for name, value in knobs.items() if value is not None and name not in _OTHERS_FLAGS}
+        kept = {**_NEUTRAL, **own}
         if device.vendor != "amd":
             kept = {name: value for name, value in kept.items() if name not in AMD_KNOBS}
         elif device.gfx == "gfx950" and "kpack" in kept:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gemmpipe.core.errors import UserError
-from gemmpipe.family.space import Space, matches
+from gemmpipe.family.space import Space, matches, most_points
 
 
 def space(axes, when=(), pinned=()):
@@ -82,6 +82,27 @@ def brute_force(s, facts):
         if all(known[a] in axes[a] for a in AXES):
             found.add(point)
     return found
+
+
+@given(
+    axes=st.fixed_dictionaries(dict.fromkeys(AXES, values)),
+    when=st.lists(entries, max_size=6),
+    m=st.integers(0, 3),
+    pinned=st.lists(st.sampled_from(AXES), max_size=2),
+)
+def test_no_problem_has_more_points_than_the_bound(axes, when, m, pinned):
+    s = space(axes, when, pinned)
+    assert len(list(s.configs({"M": m}))) <= most_points(s)
+
+
+def test_the_bound_counts_what_can_occur_together():
+    axes = {"kind": ("plain", "skinny"), "tile": (16, 32), "warps": (4,)}
+    when = [{"kind": "plain", "tile": (16, 32, 64)}, {"kind": "skinny", "tile": (1,), "warps": (1, 2)}]
+    assert most_points(space(axes, when)) == len(list(space(axes, when).configs({}))) == 3 + 2
+    assert most_points(space({"a": (1, 2), "b": (3, 4, 5)})) == 6
+    assert most_points(space({})) == 1
+    # A pinned axis is not replaced by the entry with fewer values.
+    assert most_points(space(axes, when, ("tile",))) == 2 + 2 * 2
 
 
 @given(axes=st.fixed_dictionaries(dict.fromkeys(AXES, values)), when=st.lists(entries, max_size=6), m=st.integers(0, 3))

@@ -157,6 +157,8 @@ def test_equivalent_knobs_are_one_candidate() -> None:
     same = {"BLOCK_SIZE_N_2": 64, "num_warps_2": None, "FUSED_ACT": False, "kpack": 2, "GROUP_SIZE_M": 1}
     same |= {"OVERLAP": False}
     assert kernel().normalise(spec, {**KNOBS, **same}, device) == plain
+    others = dict.fromkeys(("GATHER_ROWS", "PINGPONG", "FUSED_SUM"), True)
+    assert kernel().normalise(spec, {**KNOBS, **others}, device) == plain
     apart = kernel().normalise(spec, {**KNOBS, "BLOCK_SIZE_N_2": 128}, device)
     assert apart["BLOCK_SIZE_N_2"] == 128
     assert kernel().normalise(spec, apart, device) == apart

@@ -13,7 +13,7 @@ from gemmpipe.core.data import Build, Candidate, Scalar
 from gemmpipe.core.device import arch_device, cpu_device
 from gemmpipe.family import GemmSpec, KernelDefaults, load_family
 from gemmpipe.family.problem import make_problem
-from gemmpipe.kernels.fmoe._gluon import GroupedExperts, in_fixed_order
+from gemmpipe.kernels.fmoe._gluon import GroupedExperts
 from gemmpipe.kernels.fmoe._grouped_launch_plan import KERNELS, TmaLaunchStep, grouped_launch_steps, unsplit_knobs
 from gemmpipe.launch.build import compile_build, compile_kernel
 from gemmpipe.templates.hopper.constraints import hopper_shared_bytes
@@ -99,6 +99,10 @@ def test_equivalent_knobs_are_one_candidate() -> None:
     summed = KERNEL.normalise(spec, {**plain, **SUMMED}, HOPPER)
     assert KERNEL.kernel_name(summed).startswith("grouped_summed@")
     assert KERNEL.normalise(spec, {**plain, "FUSED_SUM": False}, HOPPER) == plain
+    # Without 16 blocks, groups of 32 and of 16 have one order.
+    few_blocks, many = spec_of((1, 2048, 768, 16, 8)), spec_of(QWEN)
+    assert KERNEL.normalise(few_blocks, {**plain, "GROUP_SIZE_M_2": 4096}, HOPPER)["GROUP_SIZE_M_2"] == 8
+    assert KERNEL.normalise(many, {**plain, "GROUP_SIZE_M_2": 32}, HOPPER)["GROUP_SIZE_M_2"] == 32
     # Blocks of 128 rows have no such product.
     assert "PINGPONG" not in KERNEL.normalise(spec, {**plain, **PINGPONG, "BLOCK_SIZE_M": 128}, HOPPER)
 
@@ -111,7 +115,7 @@ def test_sums_have_a_fixed_order_where_torch_demands_it(topk: int, options: dict
     if options != {}:
         torch.use_deterministic_algorithms(True, **options or {})
     try:
-        assert in_fixed_order(spec, knobs) == (knobs if kept else {"BLOCK_SIZE_M": 64})
+        assert KERNEL.called_knobs(spec, knobs) == (knobs if kept else {"BLOCK_SIZE_M": 64})
     finally:
         torch.use_deterministic_algorithms(False)
 
@@ -268,6 +272,19 @@ def test_gathering_compiles_without_a_gpu_within_the_estimate(dtype: str | None,
         assert facts.shared_bytes <= hopper_shared_bytes(unsplit_knobs(knobs, 1)) <= HOPPER.shared_bytes
         assert facts.spills is not None
         assert facts.spills < 16
+
+
+@pytest.mark.parametrize("added", [False, True])
+def test_only_rows_that_are_added_need_zeros(added: bool) -> None:
+    """Without them the output of any size fits the arguments, and builds do not depend on it."""
+    spec = spec_of((450_000, 5120, 8192, 16, 1) if not added else QWEN)
+    knobs = KERNEL.normalise(spec, knobs_for(64, 128, 6, spec, **(SUMMED if added else {})), HOPPER)
+    assert KERNEL.unsupported_reason(spec, knobs, HOPPER) is None
+    first, second = (
+        step for step in grouped_launch_steps(spec, knobs, HOPPER, interpreted=False) if isinstance(step, TmaLaunchStep)
+    )
+    assert (first.integers["zeroed"], first.tensors["zeroed_ptr"]) == ((spec.m * spec.n, "out") if added else (0, None))
+    assert (second.integers["zeroed"], second.tensors["out"]) == (0, "out" if added else "parts")
 
 
 @pytest.mark.parametrize("token", [1, 64, 256, 4096])

@@ -15,6 +15,7 @@ import triton
 from gemmpipe.core.errors import UserError
 from gemmpipe.family import shipped_families
 from gemmpipe.runtime import fused_moe, gemm_a8w8_blockscale, gemm_a16w16, gemm_a16w16_atomic, reload
+from gemmpipe.runtime.call_options import _share_memory
 from gemmpipe.runtime.dispatch import WITH_OPTIONS
 from gemmpipe.runtime.fixed_config import DoesNotFit
 
@@ -152,10 +153,22 @@ def test_experts_take_both() -> None:
     expected = fused_moe(x, w1, w2, weights, ids)
     y = torch.empty_like(x)
     assert fused_moe(x, w1, w2, weights, ids, y=y) is y and torch.equal(y, expected)
+    pool = torch.zeros(6, 32, dtype=torch.bfloat16)
+    shared, beside = pool[:3].copy_(x), pool[3:]
+    assert fused_moe(shared, w1, w2, weights, ids, y=beside) is beside and torch.equal(beside, expected)
+    assert fused_moe(shared, w1, w2, weights, ids, y=shared) is shared and torch.equal(shared, expected)
     with pytest.raises(DoesNotFit, match=r"^fused_moe: config: no GPU"):
         fused_moe(x, w1, w2, weights, ids, config=TILES)
     with pytest.raises(UserError, match=r"^fused_moe: y is float32, expected bfloat16 as x"):
         fused_moe(x, w1, w2, weights, ids, y=y.float())
+
+
+def test_memory_is_shared_where_elements_are() -> None:
+    pool = torch.zeros(4, 8)
+    assert _share_memory(pool, pool[1:3]) and _share_memory(pool[1:3], pool[2:])
+    assert not _share_memory(pool[:2], pool[2:]) and not _share_memory(pool, torch.zeros(4, 8))
+    assert _share_memory(pool[:, :4], pool[:, 4:])  # strides: not looked at closer
+    assert not _share_memory(pool.to("meta"), pool.to("meta"))
 
 
 @pytest.mark.parametrize(

@@ -157,6 +157,8 @@ def test_an_output_that_the_candidate_does_not_write_is_reported(messages: Said)
     assert torch.equal(gemm_a16w16(x, w, y=strided), expected)
     (text,) = messages()
     assert text.startswith("gemmpipe: y bfloat16 [4, 8] has strides [1, 4]: copied in every such call")
+    log_copied_output(direct, direct=False, shared=True)
+    assert messages()[-1].startswith("gemmpipe: y bfloat16 [4, 8] shares memory with x: copied in every such call")
     log_copied_output(direct, direct=True)
     assert messages()[-1].startswith("gemmpipe: y bfloat16 [4, 8] is not written by the candidate")
 

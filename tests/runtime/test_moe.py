@@ -13,6 +13,8 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from gemmpipe.backends.aten import Torch
+from gemmpipe.core.data import Candidate, Knobs
 from gemmpipe.core.device import cpu_device
 from gemmpipe.core.errors import UserError
 from gemmpipe.family import GemmSpec, Inputs, KernelDefaults, Weights, load_family
@@ -21,11 +23,22 @@ from gemmpipe.family.reference import error_ratio
 from gemmpipe.runtime import fused_moe, release_prepared, reload
 from gemmpipe.runtime.binding import is_capturing
 from gemmpipe.runtime.dispatch import dispatch_of
+from gemmpipe.runtime.moe import RoutedOperands, _bind
+from gemmpipe.runtime.select import RunnableCandidate
 from gemmpipe.runtime.selection_log import LOG
 from gemmpipe.runtime.weight_cache import WEIGHT_CACHE
 from gemmpipe.tables.store import render
 
 FMOE = load_family("fmoe")
+
+
+class Renamed(Torch):
+    """Calls run another method than the one that is tabulated."""
+
+    def called_knobs(self, spec: GemmSpec, knobs: Knobs) -> Knobs:
+        return {"method": "expert_loop"} if knobs == {"method": "tabulated"} else knobs
+
+
 FP8 = torch.float8_e4m3fn
 Made = tuple[GemmSpec, Inputs, Weights]
 
@@ -293,3 +306,22 @@ def test_tune_then_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert wrong(case, run(case)) < 0.01
     assert set(LOG.steps.values()) == {"exact"}
     assert replace(made(2)[0], m=16) == made(16)[0]
+
+
+def test_calls_run_the_knobs_that_the_implementation_gives_them() -> None:
+    case = made(5)
+    spec, inputs, weights = case
+    assert inputs.topk_weights is not None and inputs.topk_ids is not None and weights.w2 is not None
+    runnable = RunnableCandidate(implementation=Renamed(), candidate=Candidate.of("torch", {"method": "tabulated"}))
+    given = RoutedOperands(
+        x=inputs.x,
+        w=weights.w,
+        w2=weights.w2,
+        topk_weights=inputs.topk_weights,
+        topk_ids=inputs.topk_ids,
+        w_scale=None,
+        w2_scale=None,
+        activation="silu",
+        weight_first=False,
+    )
+    assert wrong(case, _bind(runnable, spec, cpu_device())(given)) < 0.01
