@@ -22,8 +22,9 @@ Facts = Mapping[str, Scalar]
 """The values that conditions can use in addition to axes: `arch` (`sm_90`), `vendor`, `w_dtype`, `M`, `N`, `K`."""
 
 _FACTS = ("arch", "vendor", "w_dtype", "M", "N", "K", "B", "E", "topk", "rows")
+_COUNTLESS = 10**300  # beyond, no float holds the number
 _MAX_CONFIGS = 20_000_000
-"""Limit of `most_points`, which is about 2,300,000 for the largest shipped space."""
+"""Limit of `most_points`, which is about 6,900,000 for the largest shipped space."""
 
 
 @renamed_members(points="configs")
@@ -65,7 +66,7 @@ class Space:
     def all_values(self, name: str) -> tuple[Scalar, ...]:
         """All values of an axis, also those in entries: one entry may have a condition on a value from another."""
         replacements = (e[name] for e in self.when if name in e) if name not in self.pinned else ()
-        return sum((v for v in replacements if isinstance(v, tuple)), self.axes[name])
+        return (*self.axes[name], *itertools.chain.from_iterable(v for v in replacements if isinstance(v, tuple)))
 
     def _overrides(self, facts: Facts, conditional: Collection[str]) -> list["_Override"]:
         """The entries whose conditions on facts hold, with their conditions on axes."""
@@ -164,35 +165,48 @@ def parse_space(node: object, overrides: Sequence[str], where: str = "space") ->
     entries = tuple(_entry(f"{where}.when[{index}]", entry, axes) for index, entry in enumerate(when))
     space = Space(axes=axes, when=entries, pinned=_pinned_axes(axes, overrides))
     if (bound := most_points(space)) > _MAX_CONFIGS:  # a few lines of YAML can define any number of points
-        raise UserError(f"space: up to {bound:.2g} points, expected at most {_MAX_CONFIGS:,}")
+        size = f"up to {bound:.2g}" if bound < _COUNTLESS else "countless"
+        raise UserError(f"space: {size} points, expected at most {_MAX_CONFIGS:,}")
     return space
 
 
 def most_points(space: Space) -> int:
-    """A number that the points of no problem exceed: for each value of the axis with the most conditions, a product.
+    """A number that the points of no problem exceed, nor the branches that enumerating them looks at.
 
-    That axis is `kernel_type` in the shipped spaces. The factors are, for axes with conditions, the number of values,
-    and for others the most values at a time, of the entries for that value.
+    For each value of the axis with the most conditions, `kernel_type` in the shipped spaces, a product: of the numbers
+    of all values of axes with conditions, and of the most values at a time of the others.
     """
     conditions = [name for entry in space.when for name in entry if name in space.axes and not _is_list(entry[name])]
+    domains = {name: len(set(space.all_values(name))) for name in dict.fromkeys(conditions)}
     if not conditions:
-        return _most_at(space, "", None, ())
-    pivot = max(dict.fromkeys(conditions), key=conditions.count)
-    return sum(_most_at(space, pivot, value, conditions) for value in set(space.all_values(pivot)))
+        return math.prod(_longest(space, "", None).values())
+    pivot = max(domains, key=conditions.count)
+    branches = math.prod(count for name, count in domains.items() if name != pivot)
+    others = (_longest(space, pivot, value) for value in set(space.all_values(pivot)))
+    return branches * sum(math.prod(n for name, n in each.items() if name not in domains) for each in others)
 
 
-def _most_at(space: Space, pivot: str, value: Scalar, conditional: Collection[str]) -> int:
-    """The product for one value of the axis `pivot`."""
-    found = {name: [values] for name, values in space.axes.items() if name != pivot}
+def _longest(space: Space, pivot: str, value: Scalar) -> dict[str, int]:
+    """The most values at a time of each axis, where the axis `pivot` has this value."""
+    longest = {name: len(values) for name, values in space.axes.items()}
     for entry in space.when:
         conditions = {name: each for name, each in entry.items() if not _is_list(each)}
-        if pivot in conditions and not matches(value, conditions[pivot]):
+        if pivot in conditions and not _may_match(value, conditions[pivot]):
             continue
         for name, values in entry.items():
-            if isinstance(values, tuple) and name not in (pivot, *space.pinned):
+            if isinstance(values, tuple) and name not in space.pinned:
                 # An entry without another condition replaces what was before.
-                found[name] = [values] if conditions.keys() <= {pivot} else [*found[name], values]
-    return math.prod((sum if name in conditional else max)(map(len, lists)) for name, lists in found.items())
+                certain = conditions.keys() <= {pivot}
+                longest[name] = len(values) if certain else max(longest[name], len(values))
+    return longest
+
+
+def _may_match(value: Scalar, condition: Scalar | tuple[Scalar, ...]) -> bool:
+    """As `matches`; true where they cannot be compared, as an entry for other devices need not be."""
+    try:
+        return matches(value, condition)
+    except UserError:
+        return True
 
 
 def _pinned_axes(axes: Mapping[str, object], overrides: Sequence[str]) -> tuple[str, ...]:

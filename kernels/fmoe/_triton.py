@@ -157,7 +157,7 @@ class FusedExperts(MultiLaunchImplementation):
         return space.configs({**space_facts(spec, device), KERNEL_TYPE: "plain"})
 
     def normalise(self, spec: GemmSpec, knobs: Knobs, device: Device) -> Knobs:
-        """Drops other kernels' flags, and knobs that the vendor's compiler ignores or that are equal to their default."""
+        """Drops other kernels' flags, knobs that the vendor's compiler ignores, and those equal to their default."""
         own = {name: value for name, value in knobs.items() if value is not None and name not in _OTHERS_FLAGS}
         kept = {**_NEUTRAL, **own}
         if device.vendor != "amd":

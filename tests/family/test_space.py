@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gemmpipe.core.errors import UserError
-from gemmpipe.family.space import Space, matches, most_points
+from gemmpipe.family.space import Space, matches, most_points, parse_space
 
 
 def space(axes, when=(), pinned=()):
@@ -103,6 +103,26 @@ def test_the_bound_counts_what_can_occur_together():
     assert most_points(space({})) == 1
     # A pinned axis is not replaced by the entry with fewer values.
     assert most_points(space(axes, when, ("tile",))) == 2 + 2 * 2
+
+
+def test_the_bound_counts_the_branches_of_values_that_a_later_entry_replaces():
+    axes = {**dict.fromkeys("abc", (0,)), "kind": (0, 1)}
+    when = [dict.fromkeys("abc", tuple(range(8))), *({"kind": k, **dict.fromkeys("abc", (0,))} for k in (0, 1))]
+    when += [{name: 0, "kind": (0, 1)} for name in "abc"]
+    assert len(list(space(axes, when).configs({}))) == 2
+    assert most_points(space(axes, when)) >= 8**3
+
+
+@pytest.mark.parametrize(("count", "size"), [(50, "up to 1e\\+100"), (150, "countless")])
+def test_too_many_points_are_refused_in_one_line(count, size):
+    with pytest.raises(UserError, match=f"^space: {size} points, expected at most 20,000,000$"):
+        parse_space({f"a{i}": list(range(100 if count == 50 else 1000)) for i in range(count)} | {"when": []}, ())
+
+
+def test_conditions_that_only_other_devices_compare_do_not_stop_a_space():
+    when = [{"vendor": "amd", "waves": [0, 2]}, {"vendor": "amd", "waves": "<=1", "tile": [1]}]
+    s = parse_space({"waves": [None], "tile": [1, 2], "when": when}, ())
+    assert len(list(s.configs({"vendor": "nvidia"}))) == 2
 
 
 @given(axes=st.fixed_dictionaries(dict.fromkeys(AXES, values)), when=st.lists(entries, max_size=6), m=st.integers(0, 3))
