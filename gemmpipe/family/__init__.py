@@ -122,7 +122,10 @@ class Implementation(ABC):
         return knobs
 
     def called_knobs(self, spec: GemmSpec, knobs: Knobs) -> Knobs:
-        """The knobs by which the run time's calls run these, under torch's settings when a call is first bound."""
+        """The knobs by which the run time's calls run these, under torch's settings when a call is first bound.
+
+        With the same `prepare_knobs`, whose form of the weight is kept.
+        """
         return knobs
 
     def builds(self, spec: GemmSpec, knobs: Knobs, device: Device) -> tuple[Build, ...]:

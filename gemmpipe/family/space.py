@@ -56,14 +56,14 @@ class Space:
     def _variants(self, facts: Facts) -> Iterator[dict[str, tuple[Scalar, ...]]]:
         """The axes for each combination of values of the axes with conditions; variants have no common point."""
         conditional = [name for name in self.axes if any(name in e and not _is_list(e[name]) for e in self.when)]
-        domains = _restricted({name: self.all_values(name) for name in conditional}, facts)
+        domains = _restricted({name: self._all_values(name) for name in conditional}, facts)
         for fixed, overrides in _assignments(domains, {}, self.axes, self._overrides(facts, conditional)):
             axes = dict(self.axes)
             for override in overrides:
                 axes |= override.values
             yield _restricted({**axes, **{name: (value,) for name, value in fixed.items()}}, facts)
 
-    def all_values(self, name: str) -> tuple[Scalar, ...]:
+    def _all_values(self, name: str) -> tuple[Scalar, ...]:
         """All values of an axis, also those in entries: one entry may have a condition on a value from another."""
         replacements = (e[name] for e in self.when if name in e) if name not in self.pinned else ()
         return (*self.axes[name], *itertools.chain.from_iterable(v for v in replacements if isinstance(v, tuple)))
@@ -177,12 +177,12 @@ def most_points(space: Space) -> int:
     of all values of axes with conditions, and of the most values at a time of the others.
     """
     conditions = [name for entry in space.when for name in entry if name in space.axes and not _is_list(entry[name])]
-    domains = {name: len(set(space.all_values(name))) for name in dict.fromkeys(conditions)}
+    domains = {name: len(set(space._all_values(name))) for name in dict.fromkeys(conditions)}
     if not conditions:
         return math.prod(_longest(space, "", None).values())
     pivot = max(domains, key=conditions.count)
     branches = math.prod(count for name, count in domains.items() if name != pivot)
-    others = (_longest(space, pivot, value) for value in set(space.all_values(pivot)))
+    others = (_longest(space, pivot, value) for value in set(space._all_values(pivot)))
     return branches * sum(math.prod(n for name, n in each.items() if name not in domains) for each in others)
 
 

@@ -162,12 +162,11 @@ def _run_into_output(
 
 def _share_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
     """True if the tensors have elements in common; also for parts of the same memory with strides."""
-    memory = a.untyped_storage().data_ptr()
-    if not memory or memory != b.untyped_storage().data_ptr():
+    first, second = a.data_ptr(), b.data_ptr()
+    if not first or not second:  # no memory, or no elements
         return False
     if not (a.is_contiguous() and b.is_contiguous()):
-        return True
-    first, second = a.data_ptr(), b.data_ptr()
+        return a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()
     return first < second + b.numel() * b.element_size() and second < first + a.numel() * a.element_size()
 
 

@@ -91,7 +91,8 @@ class GroupedExperts(MultiLaunchImplementation):
             kept.pop(PINGPONG, None)
         if not kept.get(FUSED_SUM):
             kept.pop(FUSED_SUM, None)
-        if _GROUP_2 in kept:  # groups of all blocks or more have one order
+        kept = canonical_knobs(spec, kept)
+        if _GROUP_2 in kept and int_knob(kept, "BLOCK_SIZE_M") > 0:  # groups of all blocks or more have one order
             blocks = max_blocks(spec, int_knob(kept, "BLOCK_SIZE_M"))
             kept[_GROUP_2] = min(int_knob(kept, _GROUP_2), next_power_of_2(blocks))
         return canonical_knobs(spec, kept)

@@ -103,6 +103,11 @@ def test_equivalent_knobs_are_one_candidate() -> None:
     few_blocks, many = spec_of((1, 2048, 768, 16, 8)), spec_of(QWEN)
     assert KERNEL.normalise(few_blocks, {**plain, "GROUP_SIZE_M_2": 4096}, HOPPER)["GROUP_SIZE_M_2"] == 8
     assert KERNEL.normalise(many, {**plain, "GROUP_SIZE_M_2": 32}, HOPPER)["GROUP_SIZE_M_2"] == 32
+    assert KERNEL.normalise(few_blocks, {**plain, "GROUP_SIZE_M": 64, "GROUP_SIZE_M_2": 64}, HOPPER) == {
+        **plain,
+        "GROUP_SIZE_M": 64,
+    }
+    assert KERNEL.normalise(spec, {**plain, "BLOCK_SIZE_M": 0, "GROUP_SIZE_M_2": 8}, HOPPER)["GROUP_SIZE_M_2"] == 8
     # Blocks of 128 rows have no such product.
     assert "PINGPONG" not in KERNEL.normalise(spec, {**plain, **PINGPONG, "BLOCK_SIZE_M": 128}, HOPPER)
 

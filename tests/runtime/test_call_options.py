@@ -169,6 +169,9 @@ def test_memory_is_shared_where_elements_are() -> None:
     assert not _share_memory(pool[:2], pool[2:]) and not _share_memory(pool, torch.zeros(4, 8))
     assert _share_memory(pool[:, :4], pool[:, 4:])  # strides: not looked at closer
     assert not _share_memory(pool.to("meta"), pool.to("meta"))
+    assert not _share_memory(pool, pool[:0])
+    rows = numpy.zeros((4, 8), numpy.float32)
+    assert _share_memory(torch.from_numpy(rows[:3]), torch.from_numpy(rows[1:]))  # two storages
 
 
 @pytest.mark.parametrize(
