@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from executed_lines import steps
+from moe_problems import routed_operands
 
 from gemmpipe.backends.engine_function import VllmFunction
 from gemmpipe.family import KernelDefaults, load_family
@@ -25,18 +26,7 @@ def made(token: int) -> tuple[Any, RoutedOperands]:
     spec = FMOE.spec(make_problem(FMOE, {**SIZES, "token": token}, defaults, "sm_90", "test"))
     generator = torch.Generator().manual_seed(token)
     weights, inputs = FMOE.make_weights(spec, generator), FMOE.make_inputs(spec, generator)
-    given = RoutedOperands(
-        x=inputs.x,
-        w=weights.w,
-        w2=weights.w2,
-        topk_weights=inputs.topk_weights,
-        topk_ids=inputs.topk_ids,
-        w_scale=None,
-        w2_scale=None,
-        activation="silu",
-        weight_first=False,
-    )
-    return (spec, inputs, weights), given
+    return (spec, inputs, weights), routed_operands(spec, inputs, weights)
 
 
 def test_a_row_writes_the_engines_output(rows) -> None:

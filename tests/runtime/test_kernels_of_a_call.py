@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from moe_problems import routed_operands
 from pairwise import pairwise
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -31,7 +32,6 @@ from gemmpipe.backends.vllm_cutlass import VllmCutlass
 from gemmpipe.core.data import Build, Candidate, Device, Knobs, Scalar
 from gemmpipe.core.device import arch_device, cpu_device
 from gemmpipe.family import Family, GemmSpec, Implementation, Inputs, KernelDefaults, Launch, Weights, load_family
-from gemmpipe.family.moe import require_experts
 from gemmpipe.family.operands import in_memory_order
 from gemmpipe.family.problem import make_problem
 from gemmpipe.family.space import Space
@@ -40,7 +40,6 @@ from gemmpipe.launch.build import LoadedKernel
 from gemmpipe.launch.launch import KernelImplementation
 from gemmpipe.runtime import moe
 from gemmpipe.runtime.dispatch import Dispatch
-from gemmpipe.runtime.moe import RoutedOperands
 from gemmpipe.runtime.operands import CallOperands
 from gemmpipe.runtime.select import LookupResult, RunnableCandidate
 from gemmpipe.templates.quantise import QuantisedFirst
@@ -173,18 +172,7 @@ def called(
     chosen = RunnableCandidate(implementation=implementation or LIBRARIES[candidate.backend], candidate=candidate)
     out_dtype = getattr(torch, spec.out_dtype)
     if spec.experts is not None:
-        given = RoutedOperands(
-            x=inputs.x,
-            w=weights.w,
-            w2=weights.w2,
-            topk_weights=inputs.topk_weights,
-            topk_ids=inputs.topk_ids,
-            w_scale=weights.w_scale,
-            w2_scale=weights.w2_scale,
-            activation=require_experts(spec).activation,
-            weight_first=require_experts(spec).weight_first,
-        )
-        routed = moe._bind(chosen, spec, device)
+        routed, given = moe._bind(chosen, spec, device), routed_operands(spec, inputs, weights)
         return lambda: routed(given)
     tensors = (inputs.x, weights.w, inputs.x_scale, weights.w_scale, weights.bias)
     x, w, x_scale, w_scale, bias = tensors

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from moe_problems import routed_operands
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from gemmpipe.backends.aten import Torch
@@ -23,7 +24,7 @@ from gemmpipe.family.reference import error_ratio
 from gemmpipe.runtime import fused_moe, release_prepared, reload
 from gemmpipe.runtime.binding import is_capturing
 from gemmpipe.runtime.dispatch import dispatch_of
-from gemmpipe.runtime.moe import RoutedOperands, _bind
+from gemmpipe.runtime.moe import _bind
 from gemmpipe.runtime.select import RunnableCandidate
 from gemmpipe.runtime.selection_log import LOG
 from gemmpipe.runtime.weight_cache import WEIGHT_CACHE
@@ -310,18 +311,5 @@ def test_tune_then_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_calls_run_the_knobs_that_the_implementation_gives_them() -> None:
     case = made(5)
-    spec, inputs, weights = case
-    assert inputs.topk_weights is not None and inputs.topk_ids is not None and weights.w2 is not None
     runnable = RunnableCandidate(implementation=Renamed(), candidate=Candidate.of("torch", {"method": "tabulated"}))
-    given = RoutedOperands(
-        x=inputs.x,
-        w=weights.w,
-        w2=weights.w2,
-        topk_weights=inputs.topk_weights,
-        topk_ids=inputs.topk_ids,
-        w_scale=None,
-        w2_scale=None,
-        activation="silu",
-        weight_first=False,
-    )
-    assert wrong(case, _bind(runnable, spec, cpu_device())(given)) < 0.01
+    assert wrong(case, _bind(runnable, case[0], cpu_device())(routed_operands(*case))) < 0.01
