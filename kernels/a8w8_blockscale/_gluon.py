@@ -92,7 +92,7 @@ def _batch(spec: GemmSpec, knobs: Knobs, reading: str) -> int:
     Eight for tiles of up to 80 columns alone: with 96, with split-K or with warps that load scales they spill (triton
     3.6).
     """
-    if reading != COPIED or in_waves(knobs):
+    if reading != COPIED:
         return 4
     few = accumulator_width(warpgroup_columns(knobs)) < warpgroup_columns(knobs) <= 80
     whole = int_knob(knobs, "NUM_KSPLIT") == 1 and spec.k % (8 * int_knob(knobs, "BLOCK_SIZE_K")) == 0
@@ -182,7 +182,7 @@ class BlockscaleWarpSpecialised(WarpSpecialised):
         return {
             **{name: 1 for name in _STRIDE_ARGUMENTS[STRIDED] if name not in _STRIDE_ARGUMENTS[self.reading]},
             "SCALE_BLOCK": SCALE_BLOCK,
-            "BATCH": _batch(spec, knobs, self.reading),
+            **({} if in_waves(knobs) else {"BATCH": _batch(spec, knobs, self.reading)}),
             "READING": self.reading,
             **({"BUFFERS": stage_buffers(knobs)} if in_waves(knobs) else {}),
             **({"N": spec.n, "blocks": ceil_div(spec.k, SCALE_BLOCK)} if knobs.get(CONSTANT_NK) else {}),

@@ -85,9 +85,9 @@ def old_tiles() -> Iterator[dict[str, Scalar]]:
 def new_tiles() -> Iterator[dict[str, Scalar]]:
     """Two waves, and tiles of 128 rows at each warpgroup's own pace."""
     for group, cluster in ((4, 1), (2, 2), (8, 2), (16, 1)):
-        for n, stages in ((64, 5), (96, 4), (128, 3), (128, 4)):
+        for n, stages in ((64, 5), (80, 4), (96, 4), (112, 4), (128, 3), (128, 4)):
             yield tile(256, n, stages, group, cluster)
-        for n, stages in ((64, 8), (96, 7), (128, 6), (128, 5), (160, 5), (192, 5)):
+        for n, stages in ((64, 8), (96, 7), (112, 7), (128, 6), (128, 5), (144, 6), (160, 5), (192, 5)):
             yield tile(128, n, stages, group, cluster, OWN_PACE=True)
 
 

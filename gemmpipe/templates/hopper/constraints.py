@@ -147,9 +147,16 @@ def stage_buffers(knobs: Knobs) -> int:
 
 
 def _ring_bytes(knobs: Knobs) -> int:
-    """Shared memory of the slots, each with scales for every row, and of the barriers."""
+    """Shared memory of the slots, each with scales for every row, and of the barriers.
+
+    With waves, scales and barriers have a power of two, and at least a buffer of a part's columns (own_pace.py).
+    """
     m, n, stages = (int_knob(knobs, name) for name in ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "num_stages"))
-    return stages * ((m + n) * SLOT_ROW_BYTES + 4 * m) + 1024
+    control = stages * 4 * m + 1024
+    if in_waves(knobs):
+        # Apart from it: a barrier, and Triton's record of the roles.
+        control = max(next_power_of_2(control), part_columns(knobs) * SLOT_ROW_BYTES) + 256
+    return stages * (m + n) * SLOT_ROW_BYTES + control
 
 
 def epilogue_columns(knobs: Knobs) -> int:

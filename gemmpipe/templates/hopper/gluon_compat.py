@@ -40,3 +40,9 @@ def view_as_row(place, LENGTH: gl.constexpr):
     """A view of shared memory as LENGTH int32."""
     PLAIN: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     return place.reinterpret(gl.int32, [LENGTH], PLAIN) if _RENAMED else place._reinterpret(gl.int32, [LENGTH], PLAIN)
+
+
+@gluon.jit
+def view_as(place, KIND: gl.constexpr, SHAPE: gl.constexpr, LAYOUT: gl.constexpr):
+    """A view of shared memory, or its beginning, with this element type, shape and layout."""
+    return place.reinterpret(KIND, SHAPE, LAYOUT) if _RENAMED else place._reinterpret(KIND, SHAPE, LAYOUT)
