@@ -21,12 +21,6 @@ from gemmpipe.templates.hopper.wgmma_any_n import matrix_descriptor
 # mypy: disable-error-code="untyped-decorator,no-untyped-def,assignment"
 
 
-@gluon.constexpr_function
-def crosses_blocks(columns, block):
-    """True if a tile of so many columns, from a multiple of them on, can have columns of two blocks of w's scales."""
-    return block % columns != 0
-
-
 @gluon.jit
 def scales_of_columns(w_scale_ptr, w_scale_stride, column, work, SCALE_BLOCK: gl.constexpr):
     """The WeightScales of a tile's columns from `column` on."""
@@ -39,7 +33,6 @@ def scales_of_columns(w_scale_ptr, w_scale_stride, column, work, SCALE_BLOCK: gl
 @gluon.jit
 def math_warpgroup(wg, out, w_scale_ptr, w_scale_stride, ring, work, SCALE_BLOCK: gl.constexpr, STAGES: gl.constexpr):
     """A math warpgroup: all columns of its waves."""
-    EDGES: gl.constexpr = crosses_blocks(wg.COLUMNS, SCALE_BLOCK)
     slot = 0
     phase = 0
     x_at = matrix_descriptor(wg.ROW)
@@ -50,7 +43,7 @@ def math_warpgroup(wg, out, w_scale_ptr, w_scale_stride, ring, work, SCALE_BLOCK
         row, column = whole_tile_place(work, work_id, wg.BLOCK_SIZE_M, wg.BLOCK_SIZE_N)
         of = scales_of_columns(w_scale_ptr, w_scale_stride, column, work, SCALE_BLOCK)
         slot, phase, sums = multiply_at_own_pace(
-            wg, x_at, w_at, slot, phase, work.blocks, of.low_ptr, of.high_ptr, of.edge, STAGES, EDGES
+            wg, x_at, w_at, slot, phase, work.blocks, of.low_ptr, of.high_ptr, of.edge, STAGES, SCALE_BLOCK
         )
         store_waves(sums, wg, out, ring.stage, row + wg.ROW, column, wave_count(wg.BLOCK_SIZE_M))
     tma.store_wait(0)
@@ -68,7 +61,7 @@ def blockscale_waves(
 
     BUFFERS: a warpgroup's for the output.
     """
-    x_ring, w_ring, scale_ring, full, empty = allocate(x, BLOCK_SIZE_M, BLOCK_SIZE_N, STAGES)
+    x_ring, w_ring, scale_ring, full, empty, check = allocate(x, BLOCK_SIZE_M, BLOCK_SIZE_N, STAGES)
     stage = gl.allocate_shared_memory(out.dtype, [2 * BUFFERS, 64, out.block_type.shape[1]], out.layout)
     ready = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     mbarrier.init(ready, count=1)
@@ -90,7 +83,7 @@ def blockscale_waves(
           SCALE_BLOCK, STAGES)),
         (producer_warp, (x, w, scales, scale_stride, ring, work, BLOCK_SIZE_N, SPLIT_K)) if COPIED else
         (producer_warp, (x, w, None, 0, bare, work, BLOCK_SIZE_N, SPLIT_K)),
-        (init_warp, (ring, SPLIT_K, FILLERS)),
+        (init_warp, (ring, check, BLOCK_SIZE_M, STAGES, SPLIT_K, FILLERS)),
         (cluster_arrive, (SPLIT_K,)) if COPIED else
         (scale_producer_warps, (scales, scale_row_stride, scale_stride, ring, work, BLOCK_SIZE_N, FOURS, SPLIT_K)),
     ], [4, 1, 1, 2], [REGISTERS, LOADER_REGISTERS, LOADER_REGISTERS, LOADER_REGISTERS])  # fmt: skip

@@ -140,7 +140,8 @@ def test_warp_specialised(device: Device, mnk: tuple[int, int, int], m: int, n: 
     ("m", "n", "stages", "own"),
     [
         *[(256, 128, 4, False), (256, 128, 3, False), (256, 96, 4, False), (256, 80, 4, False), (256, 64, 5, False)],
-        *[(256, 112, 4, False), (128, 64, 8, True), (128, 128, 6, True), (128, 144, 5, True), (128, 160, 5, True)],
+        *[(256, 112, 4, False), (128, 64, 8, True), (128, 128, 6, True), (128, 144, 6, True), (128, 160, 5, True)],
+        *[(128, 96, 7, True), (128, 192, 4, True)],
     ],
 )
 @pytest.mark.parametrize("constant", [False, True])

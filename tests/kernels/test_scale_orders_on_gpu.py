@@ -111,7 +111,8 @@ def test_warp_specialised(device: Device, m: int, n: int, k: int, knobs: Mapping
 WAVES = [
     *[gluon(256, 128, 4), gluon(256, 128, 3, CLUSTER_SIZE=2), gluon(256, 64, 5), gluon(256, 96, 4), gluon(256, 32, 5)],
     *[gluon(256, 112, 4), gluon(128, 128, 6, OWN_PACE=True), gluon(128, 96, 7, OWN_PACE=True)],
-    *[gluon(128, 160, 5, OWN_PACE=True), gluon(128, 192, 5, OWN_PACE=True), gluon(256, 128, 4, CONSTANT_NK=True)],
+    *[gluon(128, 160, 5, OWN_PACE=True), gluon(128, 192, 4, OWN_PACE=True), gluon(256, 128, 4, CONSTANT_NK=True)],
+    *[gluon(128, 144, 6, OWN_PACE=True), gluon(128, 192, 5, OWN_PACE=True), gluon(128, 112, 7, OWN_PACE=True)],
     *[gluon(128, 160, 5, OWN_PACE=True, CONSTANT_NK=True), gluon(128, 128, 5, CONSTANT_NK=True)],
 ]
 

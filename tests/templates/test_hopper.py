@@ -315,7 +315,9 @@ WAVES: list[tuple[int, int, int, bool, int]] = [
     (256, 96, 4, False, 32),
     (256, 64, 5, False, 32),
     (128, 128, 6, True, 64),
+    (128, 144, 6, True, 16),
     (128, 160, 5, True, 32),
+    (128, 192, 4, True, 64),
     (128, 192, 5, True, 64),
 ]
 
@@ -328,7 +330,7 @@ def _wave_knobs(rows: int, columns: int, slots: int, own_pace: bool, constant: b
 
 @pytest.mark.slow
 @IN_PARTS
-@pytest.mark.parametrize(("tile", "loads"), few([*itertools.product(map(list, WAVES), LOADS)], 7), ids=str)
+@pytest.mark.parametrize(("tile", "loads"), few([*itertools.product(map(list, WAVES), LOADS)], 9), ids=str)
 def test_waves_of_a_tile_compile_within_the_registers(tile: list[Any], loads: str) -> None:
     kernel, spec = _kernel("a8w8_blockscale", 1024)
     knobs = kernel.normalise(spec, _wave_knobs(*tile[:4]), SM_90)

@@ -154,6 +154,7 @@ def _ring_bytes(knobs: Knobs) -> int:
     m, n, stages = (int_knob(knobs, name) for name in ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "num_stages"))
     control = stages * 4 * m + 1024
     if in_waves(knobs):
+        control += 512
         # Apart from it: a barrier, and Triton's record of the roles.
         control = max(next_power_of_2(control), part_columns(knobs) * SLOT_ROW_BYTES) + 256
     return stages * (m + n) * SLOT_ROW_BYTES + control

@@ -1,10 +1,10 @@
 """The loop over K of a block-scaled tile, each warpgroup at its own pace: one product at a time, as PTX.
 
 While one warpgroup adds up a product, the other's runs, if adding up and all that leads to the next product takes less
-time than a product. Triton synchronises the warps of a warpgroup before each wait for a barrier and before each arrival,
-and orders scales, waits and additions as it likes: with that a K block of 160 columns took longer than two products
-(docs/explanation/kernels.md). Here every warp waits and arrives by itself, a slot is tested before the additions that
-lead to it, w's scales are loaded a K block ahead, and x's and their products while the matrix instructions run.
+time than a product. In Gluon it takes longer: Triton synchronises the warps of a warpgroup before each wait for a
+barrier and before each arrival (docs/explanation/kernels.md). Here every warp waits and arrives by itself, a slot is
+tested before the additions that lead to it, w's scales are loaded a K block ahead, x's while the product runs, and the
+loop has a copy for each place that an edge between two blocks of w's scales can have in a tile.
 
 The instructions need addresses, which Gluon does not expose: slots, x's scales and barriers are one allocation at the
 beginning of the program's shared memory (`allocate`), as in wgmma_any_n.py. Written in Gluon, which has no interpreter.
@@ -15,14 +15,10 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 
 from gemmpipe.templates.hopper.epilogue import cluster_arrive
-from gemmpipe.templates.hopper.gluon_compat import view_as, view_as_ring
+from gemmpipe.templates.hopper.gluon_compat import view_as, view_as_ring, view_as_row
 from gemmpipe.templates.hopper.waves import wave_part_columns
-from gemmpipe.templates.hopper.wgmma_any_n import _check_ring_address
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def,assignment"
-
-WARPS = gl.constexpr(8)
-"""Warps of both warpgroups, each of which releases a slot."""
 
 
 @gluon.constexpr_function
@@ -39,19 +35,19 @@ def scale_rows(block_m, stages):
 
 @gluon.constexpr_function
 def control_bytes(block_m, block_n, stages):
-    """Bytes between the slots of x and of w: x's scales and a row for each of the two groups of barriers.
+    """Bytes between the slots of x and of w: x's scales, a row for each of two groups of barriers, and one for a check.
 
     Whole buffers of a part, and a power of two, by which the slots of x can be divided.
     """
-    needed = (scale_rows(block_m, stages) + 2) * row_bytes()
+    needed = (scale_rows(block_m, stages) + 3) * row_bytes()
     return max(1 << (needed - 1).bit_length(), wave_part_columns(block_n) * 128)
 
 
 @gluon.jit
 def allocate(x, BLOCK_SIZE_M: gl.constexpr, BLOCK_SIZE_N: gl.constexpr, STAGES: gl.constexpr):
-    """(x's slots, w's slots, x's scales, full, empty): views of one allocation of buffers as wide as a part.
+    """(x's slots, w's slots, x's scales, full, empty, a row for init_warp): views of one allocation.
 
-    It is the largest, which Triton places first. w's view is all of it, with its slots last.
+    It is the largest, which Triton places first. w's view is all of it, in buffers of a part, with its slots last.
     """
     WIDTH: gl.constexpr = wave_part_columns(BLOCK_SIZE_N)
     CONTROL: gl.constexpr = control_bytes(BLOCK_SIZE_M, BLOCK_SIZE_N, STAGES)
@@ -66,22 +62,51 @@ def allocate(x, BLOCK_SIZE_M: gl.constexpr, BLOCK_SIZE_N: gl.constexpr, STAGES: 
     # A view is at most as large as what it views (Triton 3.9).
     control = view_as(everything, gl.float32, [X_BYTES // CONTROL + 1, CONTROL // 4], FLAT).index(X_BYTES // CONTROL)
     scales = view_as(control, gl.float32, [STAGES, BLOCK_SIZE_M], FLAT)
-    rows = view_as(control, gl.float32, [ROWS + 2, LENGTH], FLAT)
+    rows = view_as(control, gl.float32, [ROWS + 3, LENGTH], FLAT)
     full = view_as(rows.index(ROWS), gl.int64, [STAGES, 1], BARRIERS)
     empty = view_as(rows.index(ROWS + 1), gl.int64, [STAGES, 1], BARRIERS)
-    return x_ring, everything, scales, full, empty
+    return x_ring, everything, scales, full, empty, view_as_row(rows.index(ROWS + 2), 32)
+
+
+@gluon.constexpr_function
+def _init_asm(block_m, stages, fillers):
+    """PTX: one thread initialises the barriers; Triton synchronises a warp after each one, which takes 100 clocks."""
+    first = stages * block_m * 128 + scale_rows(block_m, stages) * row_bytes()
+    inits = [
+        f"@p mbarrier.init.shared::cta.b64 [at + {first + 8 * i}], {fillers};"
+        f" @p mbarrier.init.shared::cta.b64 [at + {first + row_bytes() + 8 * i}], 8;"
+        for i in range(stages)
+    ]
+    begin = ".reg .pred p; .reg .b32 at; mov.u32 at, %laneid; setp.eq.u32 p, at, 0; mov.u32 at, global_smem;"
+    return f"{{ {begin} {' '.join(inits)} mov.u32 $0, 0; }}"
+
+
+@gluon.constexpr_function
+def _check_asm(block_m, stages):
+    """PTX: trap unless the row of init_warp is where the instructions expect it."""
+    place = stages * block_m * 128 + (scale_rows(block_m, stages) + 2) * row_bytes()
+    return (
+        "{ .reg .pred p; .reg .b32 a; bar.warp.sync -1; mov.u32 a, global_smem;"
+        f" ld.shared.b32 a, [a + {place}]; setp.ne.s32 p, a, $1; @p trap; mov.u32 $0, a; }}"
+    )
 
 
 @gluon.jit
-def init_warp(ring, SPLIT_K: gl.constexpr, FILLERS: gl.constexpr):
-    """pipeline.barrier_init_warp for slots that every math warp releases, after a check of the allocation's address."""
-    SLOTS: gl.constexpr = ring.full.shape[0]
-    _check_ring_address(ring.w)
-    for i in gl.static_range(SLOTS):
-        mbarrier.init(ring.full.index(i), count=FILLERS)
-        mbarrier.init(ring.empty.index(i), count=WARPS)
+def init_warp(
+    ring, check, BLOCK_SIZE_M: gl.constexpr, STAGES: gl.constexpr, SPLIT_K: gl.constexpr, FILLERS: gl.constexpr
+):
+    """Initialises the barriers of slots that FILLERS roles fill and all eight math warps release.
+
+    check: the row that `allocate` returns; where it is not at the expected address, neither is anything else: a trap.
+    """
+    TOKEN: gl.constexpr = 0x47454D4D
+    init: gl.constexpr = _init_asm(BLOCK_SIZE_M, STAGES, FILLERS)
+    trap: gl.constexpr = _check_asm(BLOCK_SIZE_M, STAGES)
+    gl.inline_asm_elementwise(init, "=r", [], dtype=gl.int32, is_pure=False, pack=1)
     fence_async_shared()
     mbarrier.arrive(ring.ready, count=1)
+    check.store(gl.full([32], TOKEN, gl.int32, gl.BlockedLayout([1], [32], [1], [0])))
+    gl.inline_asm_elementwise(trap, "=r,r", [TOKEN], dtype=gl.int32, is_pure=False, pack=1)
     cluster_arrive(SPLIT_K)
 
 
@@ -104,21 +129,25 @@ def _product(columns, wave):
 
 
 @gluon.constexpr_function
-def _scale_products(parts, edges):
-    """PTX: s<2 part + row>, the products of scales of the parts' columns and the thread's two rows."""
-    text = ["mul.f32 l0, r0, low; mul.f32 l1, r1, low;"]
-    if not edges:
-        return text[0]
-    text += ["mul.f32 h0, r0, high; mul.f32 h1, r1, high;"]
-    text += [f"selp.f32 s{2 * j + row}, l{row}, h{row}, e{j};" for j in range(parts) for row in range(2)]
-    return " ".join(text)
+def low_columns(columns, block):
+    """The numbers of columns that a tile can have before an edge between blocks of w's scales, each once."""
+    return sorted({min(columns, block - i * columns % block) for i in range(block)}, reverse=True)
 
 
 @gluon.constexpr_function
-def _additions(columns, parts, edges, first):
-    """PTX: add the product d, scaled, to the sums, which are the operands from `first` on."""
-    width = columns // 2 // parts
-    scales = [f"s{2 * (i // width) + i // 2 % 2}" if edges else f"l{i // 2 % 2}" for i in range(columns // 2)]
+def _scale_products(edges):
+    """PTX: l0, l1 (h0, h1), the products of w's scale before (after) the edge and x's of the thread's two rows."""
+    text = "mul.f32 l0, r0, low; mul.f32 l1, r1, low;"
+    return text + " mul.f32 h0, r0, high; mul.f32 h1, r1, high;" if edges else text
+
+
+@gluon.constexpr_function
+def _additions(columns, low, first):
+    """PTX: add the product d, scaled, to the sums, which are the operands from `first` on.
+
+    Of every four registers two are a row's, and two the row's eight further on; together they are eight columns.
+    """
+    scales = [f"{'l' if i // 4 * 8 < low else 'h'}{i // 2 % 2}" for i in range(columns // 2)]
     return " ".join(f"fma.rn.f32 ${first + i}, d{i}, {scale}, ${first + i};" for i, scale in enumerate(scales))
 
 
@@ -134,61 +163,108 @@ def _slot_addresses(block_m, block_n):
 
 
 @gluon.constexpr_function
-def loop_asm(columns, parts, block_m, block_n, stages, row, edges):
-    """PTX of the loop. Operands after the sums, `width` times each: those of multiply_at_own_pace, in order, and rows."""
-    waves = block_m // 128
-    sums, width = waves * columns // 2, columns // 2 // parts
-    given = [f"${sums + i * width}" for i in range(9)]
-    slots = stages * block_m * 128
-    barriers = slots + scale_rows(block_m, stages) * row_bytes()
-    registers = (
-        ".reg .pred p, ready, more, wrapped, leader; .reg .b32 at, slot, phase, left, full, empty, rows, lane;"
-        " .reg .b32 fulls, empties, all_rows; .reg .b64 x, w, x_slot, w_slot, x_first, w_first, lows, highs;"
-        f" .reg .f32 d<{columns // 2}>, s<{2 * parts}>; .reg .f32 r0, r1, l0, l1, h0, h1, low, high, next_low,"
-        f" next_high; .reg .pred e<{parts}>;"
+def _next_slot(block_m, block_n, stages):
+    """PTX: go on to the next slot; `freed` is the barrier of the one before."""
+    return (
+        f"mov.b32 freed, empty; add.u32 slot, slot, 1; setp.eq.u32 wrapped, slot, {stages};"
+        " selp.b32 slot, 0, slot, wrapped; selp.b32 at, 1, 0, wrapped; xor.b32 phase, phase, at;"
+        f" {_slot_addresses(block_m, block_n)}"
     )
-    begin = [
-        *(f"mov.f32 ${i}, 0f00000000;" for i in range(sums)),
-        f"mov.b64 x_first, {given[0]}; mov.b64 w_first, {given[1]}; mov.b64 lows, {given[2]}; mov.b64 highs, {given[3]};",
-        # From lane 0, so that ptxas knows that they are the same in a warp: a worker's arguments come from memory.
-        *(
-            f"shfl.sync.idx.b32 {name}, {each}, 0, 31, -1;"
-            for name, each in zip(("slot", "phase", "left"), given[4:7], strict=True)
-        ),
-        *(f"setp.gt.s32 e{j}, {given[7]}, {2 * j * width};" for j in range(parts if edges else 0)),
-        f"mov.u32 at, global_smem; add.u32 fulls, at, {barriers}; add.u32 empties, fulls, {row_bytes()};",
-        # Not from %tid.x: with that ptxas computes a worker's addresses and descriptors for each thread.
-        f"mad.lo.u32 all_rows, {given[8]}, 4, at; add.u32 all_rows, all_rows, {slots + 4 * row};",
-        "mov.u32 lane, %laneid; setp.eq.u32 leader, lane, 0;",
-        "ld.global.f32 low, [lows];" + (" ld.global.f32 high, [highs];" if edges else ""),
-        _slot_addresses(block_m, block_n),
-        "mbarrier.try_wait.parity.shared::cta.b64 ready, [full], phase;",
-    ]
-    body = ["next_block:", "@ready bra.uni filled;", "wait_block:"]
-    body += ["mbarrier.try_wait.parity.shared::cta.b64 ready, [full], phase;", "@!ready bra.uni wait_block;", "filled:"]
-    body += ["setp.gt.s32 more, left, 1;"]
-    for wave in range(waves):
-        body += [_product(columns, wave)]
-        if wave == 0:
-            body += ["@more ld.global.f32 next_low, [lows + 4];"]
-            body += ["@more ld.global.f32 next_high, [highs + 4];"] if edges else []
-        body += [f"ld.shared.f32 r0, [rows + {256 * wave}];", f"ld.shared.f32 r1, [rows + {256 * wave + 32}];"]
-        body += [_scale_products(parts, edges), "wgmma.wait_group.sync.aligned 0;"]
-        if wave == waves - 1:
-            body += ["@leader mbarrier.arrive.shared::cta.b64 _, [empty];"]
-            body += [f"add.u32 slot, slot, 1; setp.eq.u32 wrapped, slot, {stages}; selp.b32 slot, 0, slot, wrapped;"]
-            body += ["selp.b32 at, 1, 0, wrapped; xor.b32 phase, phase, at;", _slot_addresses(block_m, block_n)]
-            body += ["@more mbarrier.try_wait.parity.shared::cta.b64 ready, [full], phase;"]
-        body += [_additions(columns, parts, edges, wave * columns // 2)]
-    body += ["add.s64 lows, lows, 4; add.s64 highs, highs, 4; mov.f32 low, next_low; mov.f32 high, next_high;"]
-    body += ["sub.s32 left, left, 1;", "@more bra.uni next_block;"]
-    return "{ " + " ".join([registers, *begin, *body]) + " }"
 
 
 @gluon.constexpr_function
-def _constraints(columns, parts, waves):
-    width = columns // 2 // parts
-    return ",".join(["=&f"] * (waves * columns // 2) + ["l"] * (4 * width) + ["r"] * (5 * width))
+def _wait():
+    """PTX: ready, whether the current slot is full, after at most some time."""
+    return "mbarrier.try_wait.parity.shared::cta.b64 ready, [full], phase;"
+
+
+@gluon.constexpr_function
+def _block(columns, block_m, block_n, stages, low, name):
+    """PTX of a K block: (the instructions if its slot is full by now, those that wait for it)."""
+    edges, waves = low < columns, block_m // 128
+    body = [f"@!ready bra.uni wait_{name};", f"full_{name}:", "setp.gt.s32 more, left, 1; selp.b64 step, 4, 0, more;"]
+    body += ["add.s64 lows, lows, step; add.s64 highs, highs, step;"]
+    for wave in range(waves):
+        body += [f"ld.shared.f32 r0, [rows + {256 * wave}]; ld.shared.f32 r1, [rows + {256 * wave + 32}];"]
+        body += [_product(columns, wave)]
+        if wave == 0:
+            body += ["ld.global.f32 next_low, [lows];", "ld.global.f32 next_high, [highs];" if edges else ""]
+        body += [_scale_products(edges), "wgmma.wait_group.sync.aligned 0;"]
+        if wave == waves - 1:
+            body += [_next_slot(block_m, block_n, stages), "@leader mbarrier.arrive.shared::cta.b64 _, [freed];"]
+            body += [f"@more {_wait()}"]
+        body += [_additions(columns, low, wave * columns // 2)]
+    body += ["mov.f32 low, next_low;", "mov.f32 high, next_high;" if edges else "", "sub.s32 left, left, 1;"]
+    return " ".join(body), f"wait_{name}: {_wait()} @!ready bra.uni wait_{name}; bra.uni full_{name};"
+
+
+@gluon.constexpr_function
+def _loop(columns, block_m, block_n, stages, low):
+    """PTX of the loop for tiles with `low` columns before the edge, and that of its waits.
+
+    Unrolled: two K blocks, four in narrow tiles, whose products are short (H200, docs/explanation/kernels.md).
+    """
+    unrolled = 4 if columns <= 96 else 2
+    body, waits = [f"next_{low}:"], []
+    for i in range(unrolled):
+        block, wait = _block(columns, block_m, block_n, stages, low, f"{low}_{i}")
+        body += [block, f"@more bra.uni next_{low};" if i == unrolled - 1 else "@!more bra.uni done;"]
+        waits += [wait]
+    return " ".join(body), " ".join(waits)
+
+
+@gluon.constexpr_function
+def _begin(sums, given, block_m, block_n, stages, row, edges):
+    """PTX before the loops: empty sums, and what the operands determine."""
+    slots = stages * block_m * 128
+    barriers = slots + scale_rows(block_m, stages) * row_bytes()
+    whole = zip(("slot", "phase", "left", "edge"), given[4:8], strict=True)
+    wide = zip(("x_first", "w_first", "lows", "highs"), given[:4], strict=True)
+    return " ".join(
+        [
+            *(f"mov.f32 ${i}, 0f00000000;" for i in range(sums)),
+            *(f"mov.b64 {name}, {operand};" for name, operand in wide),
+            # From lane 0, so that ptxas knows that they are the same in a warp.
+            *(f"shfl.sync.idx.b32 {name}, {operand}, 0, 31, -1;" for name, operand in whole),
+            f"mov.u32 at, global_smem; add.u32 fulls, at, {barriers}; add.u32 empties, fulls, {row_bytes()};",
+            # Not from %tid.x: with that ptxas computes a worker's addresses and descriptors for each thread.
+            f"mad.lo.u32 all_rows, {given[8]}, 4, at; add.u32 all_rows, all_rows, {slots + 4 * row};",
+            "mov.u32 at, %laneid; setp.eq.u32 leader, at, 0;",
+            # By each thread: with one load for a warp ptxas waits for it before the product that it is to overlap.
+            f"shr.u32 at, {given[8]}, 8; cvt.u64.u32 step, at; add.s64 lows, lows, step; add.s64 highs, highs, step;",
+            "ld.global.f32 low, [lows];",
+            "ld.global.f32 high, [highs];" if edges else "",
+            _slot_addresses(block_m, block_n),
+            _wait(),
+        ]
+    )
+
+
+@gluon.constexpr_function
+def loop_asm(columns, parts, block_m, block_n, stages, row, block):
+    """PTX of the loops. Operands after the sums, as often as a part has registers: those of multiply_at_own_pace."""
+    sums, width, lows = block_m // 128 * columns // 2, columns // 2 // parts, low_columns(columns, block)
+    given = [f"${sums + i * width}" for i in range(9)]
+    registers = (
+        ".reg .pred p, ready, more, wrapped, leader;"
+        " .reg .b32 at, slot, phase, left, edge, full, empty, freed, rows, fulls, empties, all_rows;"
+        " .reg .b64 x, w, x_slot, w_slot, x_first, w_first, lows, highs, step;"
+        f" .reg .f32 d<{columns // 2}>; .reg .f32 r0, r1, l0, l1, h0, h1, low, high, next_low, next_high;"
+    )
+    text, waits = [registers, _begin(sums, given, block_m, block_n, stages, row, lows[-1] < columns)], []
+    for low in lows:
+        skip = low != lows[-1]
+        text += [f"setp.lt.s32 p, edge, {low}; @p bra.uni fewer_{low};" if skip else ""]
+        loop, wait = _loop(columns, block_m, block_n, stages, low)
+        text += [loop, "bra.uni done;", f"fewer_{low}:" if skip else ""]
+        waits += [wait]
+    return f"{{ {' '.join([*text, *waits])} done: }}"
+
+
+@gluon.constexpr_function
+def _constraints(parts, width):
+    each = width // 2  # registers of a part
+    return ",".join(["=&f"] * (parts * each) + ["l"] * (4 * each) + ["r"] * (5 * each))
 
 
 @gluon.constexpr_function
@@ -198,22 +274,22 @@ def _types(count):
 
 @gluon.jit
 def multiply_at_own_pace(
-    wg, x_at, w_at, slot, phase, blocks, low_ptr, high_ptr, edge, STAGES: gl.constexpr, EDGES: gl.constexpr
+    wg, x_at, w_at, slot, phase, blocks, low_ptr, high_ptr, edge, STAGES: gl.constexpr, SCALE_BLOCK: gl.constexpr
 ):
     """The sums of a tile's K blocks, from this slot on; returns (slot, phase, sums).
 
-    x_at, w_at: wgmma_any_n.matrix_descriptors of this warpgroup. low_ptr, high_ptr: w's scales along K of the columns
-    before `edge` and from there on; without EDGES all columns have the first. blocks: at least 1.
+    x_at, w_at: descriptors of this warpgroup's rows in the first slots. low_ptr, high_ptr: w's scales along K of the
+    columns before `edge` and from there on. blocks: at least 1.
     """
-    WAVES: gl.constexpr = wg.BLOCK_SIZE_M // 128
-    text: gl.constexpr = loop_asm(wg.COLUMNS, wg.PARTS, wg.BLOCK_SIZE_M, wg.BLOCK_SIZE_N, STAGES, wg.ROW, EDGES)
-    constraints: gl.constexpr = _constraints(wg.COLUMNS, wg.PARTS, WAVES)
-    types: gl.constexpr = _types(WAVES * wg.PARTS)
+    PARTS: gl.constexpr = wg.BLOCK_SIZE_M // 128 * wg.PARTS
+    text: gl.constexpr = loop_asm(wg.COLUMNS, wg.PARTS, wg.BLOCK_SIZE_M, wg.BLOCK_SIZE_N, STAGES, wg.ROW, SCALE_BLOCK)
+    constraints: gl.constexpr = _constraints(PARTS, wg.WIDTH)
+    types: gl.constexpr = _types(PARTS)
     wide = gl.zeros([64, wg.WIDTH], gl.int64, wg.LAYOUT)
     narrow = gl.zeros([64, wg.WIDTH], gl.int32, wg.LAYOUT)
     lows, highs = low_ptr.to(gl.int64, bitcast=True), high_ptr.to(gl.int64, bitcast=True)
+    rows = gl.arange(0, 64, gl.SliceLayout(1, wg.LAYOUT)).expand_dims(1)  # of a thread's first element: its first row
     operands = (wide + x_at, wide + w_at, wide + lows, wide + highs)
-    rows = gl.arange(0, 64, gl.SliceLayout(1, wg.LAYOUT)).expand_dims(1)  # the first element's is its thread's first
     operands += (narrow + slot, narrow + phase, narrow + blocks, narrow + edge, narrow + rows)
     sums = gl.inline_asm_elementwise(text, constraints, operands, dtype=types, is_pure=False, pack=wg.WIDTH // 2)
     used = slot + blocks

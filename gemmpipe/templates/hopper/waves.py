@@ -66,12 +66,24 @@ def whole_tile_place(work, work_id, BLOCK_SIZE_M: gl.constexpr, BLOCK_SIZE_N: gl
 def store_waves(sums, wg, out, stage, row, column, WAVES: gl.constexpr):
     """Store the sums of all waves of a tile, whose share for this warpgroup begins at (row, column).
 
-    The parts take the warpgroup's buffers of `stage` in turn: while one is copied to memory, the next is filled.
+    With as many buffers of `stage` as parts all parts are staged, then copied to memory. With fewer the parts take them
+    in turn: while one is copied, the next is filled.
     """
     BUFFERS: gl.constexpr = stage.shape[0] // 2
-    for i in gl.static_range(WAVES * wg.PARTS):
-        place = stage.index(wg.GROUP * BUFFERS + i % BUFFERS)
-        tma.store_wait(BUFFERS - 1)  # the copy that began as many copies ago has read its buffer
-        place.store(sums[i].to(place.dtype))
+    PARTS: gl.constexpr = WAVES * wg.PARTS
+    first = wg.GROUP * BUFFERS
+    if BUFFERS == PARTS:
+        tma.store_wait(0)  # the copies of the last tile have read their buffers
+        for i in gl.static_range(PARTS):
+            stage.index(first + i).store(sums[i].to(stage.dtype))
         fence_async_shared()
-        tma_store(out, [row + i // wg.PARTS * 64, column + i % wg.PARTS * wg.WIDTH], place)
+        for i in gl.static_range(PARTS):
+            place = [row + i // wg.PARTS * 64, column + i % wg.PARTS * wg.WIDTH]
+            tma_store(out, place, stage.index(first + i))
+    else:
+        for i in gl.static_range(PARTS):
+            buffer = stage.index(first + i % BUFFERS)
+            tma.store_wait(BUFFERS - 1)  # the copy that began as many copies ago has read its buffer
+            buffer.store(sums[i].to(buffer.dtype))
+            fence_async_shared()
+            tma_store(out, [row + i // wg.PARTS * 64, column + i % wg.PARTS * wg.WIDTH], buffer)
