@@ -117,10 +117,13 @@ class BlockscaleWarpSpecialised(WarpSpecialised):
         return (*super().knob_names(spec, device), *BLOCK_SCALED_KNOBS)
 
     def normalise(self, spec: GemmSpec, knobs: Knobs, device: Device) -> Knobs:
-        """Further knobs if true: OWN_PACE for 128 rows, CONSTANT_NK."""
+        """Further knobs if true: CONSTANT_NK; OWN_PACE for 128 rows, and for 256, which have no other kernel."""
         kept = dict(super().normalise(spec, knobs, device))
         kept |= {name: True for name in BLOCK_SCALED_KNOBS if knobs.get(name)}
-        if int_knob(kept, "BLOCK_SIZE_M") != 2 * WARPGROUP_M:
+        rows = int_knob(kept, "BLOCK_SIZE_M")
+        if rows > 2 * WARPGROUP_M:
+            kept[OWN_PACE] = True
+        elif rows < 2 * WARPGROUP_M:
             kept.pop(OWN_PACE, None)
         return kept
 
