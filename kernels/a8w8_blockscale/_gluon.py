@@ -43,7 +43,7 @@ _STRIDE_ARGUMENTS = {
 }
 """Strides of x's scales that are arguments; the other is a constant."""
 _WAVES_KERNEL = "gemmpipe.kernels.a8w8_blockscale._hopper_waves_kernel:blockscale_waves"
-_WAVES_REGISTERS = {COPIED: (240, 24), FOURS: (224, 56), STRIDED: (224, 56)}
+_WAVES_REGISTERS = {COPIED: (240, 24), FOURS: (240, 24), STRIDED: (224, 56)}
 """Registers of a math warpgroup with the sums of two waves and a product, and of the other warps."""
 _SCALE_LOADER_REGISTERS = 40
 """Registers per thread of the warps that hold eight scales of each of two rows; more would be the math warpgroups'."""

@@ -11,7 +11,7 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
 from gemmpipe.kernels.a8w8_blockscale._hopper_kernel import WeightScales
 from gemmpipe.templates.hopper.epilogue import cluster_arrive
-from gemmpipe.templates.hopper.own_pace import allocate, first_row_of_w, init_warp, multiply_at_own_pace
+from gemmpipe.templates.hopper.own_pace import RowScales, allocate, first_row_of_w, init_warp, multiply_at_own_pace
 from gemmpipe.templates.hopper.pipeline import Ring, gdc_wait, producer_warp
 from gemmpipe.templates.hopper.scales import scale_producer_warps
 from gemmpipe.templates.hopper.tile_scheduler import TileSchedule
@@ -31,8 +31,11 @@ def scales_of_columns(w_scale_ptr, w_scale_stride, column, work, SCALE_BLOCK: gl
 
 
 @gluon.jit
-def math_warpgroup(wg, out, w_scale_ptr, w_scale_stride, ring, work, SCALE_BLOCK: gl.constexpr, STAGES: gl.constexpr):
-    """A math warpgroup: all columns of its waves."""
+def math_warpgroup(
+    wg, out, w_scale_ptr, w_scale_stride, scales, scale_row_stride, ring, work,
+    SCALE_BLOCK: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
+    """A math warpgroup: all columns of its waves. scales: a pointer to x's, of rows of four (RowScales), or None."""
     slot = 0
     phase = 0
     x_at = matrix_descriptor(wg.ROW)
@@ -42,9 +45,17 @@ def math_warpgroup(wg, out, w_scale_ptr, w_scale_stride, ring, work, SCALE_BLOCK
     for work_id in range(gl.program_id(0), work.tiles_m * work.tiles_n, work.programs):
         row, column = whole_tile_place(work, work_id, wg.BLOCK_SIZE_M, wg.BLOCK_SIZE_N)
         of = scales_of_columns(w_scale_ptr, w_scale_stride, column, work, SCALE_BLOCK)
-        slot, phase, sums = multiply_at_own_pace(
-            wg, x_at, w_at, slot, phase, work.blocks, of.low_ptr, of.high_ptr, of.edge, STAGES, SCALE_BLOCK
-        )
+        if scales is None:
+            slot, phase, sums = multiply_at_own_pace(
+                wg, x_at, w_at, slot, phase, work.blocks, of.low_ptr, of.high_ptr, of.edge, None, STAGES, SCALE_BLOCK
+            )
+        else:
+            first = row + wg.ROW
+            place = scales + first.to(gl.int64) * scale_row_stride * 4
+            rows = RowScales(place, scale_row_stride * 16, work.M - 1 - first)
+            slot, phase, sums = multiply_at_own_pace(
+                wg, x_at, w_at, slot, phase, work.blocks, of.low_ptr, of.high_ptr, of.edge, rows, STAGES, SCALE_BLOCK
+            )
         store_waves(sums, wg, out, ring.stage, row + wg.ROW, column, wave_count(wg.BLOCK_SIZE_M))
     tma.store_wait(0)
 
@@ -71,19 +82,19 @@ def blockscale_waves(
     work = TileSchedule(parts_ptr, counters_ptr, M, N, tiles_m, tiles_n, blocks, programs, group_m, whole, splits)
     own = WholeTiles(M, N, tiles_m, tiles_n, blocks, programs, group_m)
     COPIED: gl.constexpr = READING == "copied"
-    FOURS: gl.constexpr = READING == "fours"
-    FILLERS: gl.constexpr = 1 if COPIED else 2
+    DIRECT: gl.constexpr = READING == "fours"
+    FILLERS: gl.constexpr = 2 if READING == "strided" else 1
     bare = Ring(x_ring, w_ring, None, stage, full, empty, ready)  # for a loader that does not copy scales
     gl.warp_specialize([
         (math_warpgroup,
-         (wave_partition(0, BLOCK_SIZE_M, BLOCK_SIZE_N, 8), out, w_scale_ptr, w_scale_stride, ring, own,
-          SCALE_BLOCK, STAGES)),
+         (wave_partition(0, BLOCK_SIZE_M, BLOCK_SIZE_N, 8), out, w_scale_ptr, w_scale_stride, scales if DIRECT else None,
+          scale_row_stride, ring, own, SCALE_BLOCK, STAGES)),
         (math_warpgroup,
-         (wave_partition(1, BLOCK_SIZE_M, BLOCK_SIZE_N, 8), out, w_scale_ptr, w_scale_stride, ring, own,
-          SCALE_BLOCK, STAGES)),
+         (wave_partition(1, BLOCK_SIZE_M, BLOCK_SIZE_N, 8), out, w_scale_ptr, w_scale_stride, scales if DIRECT else None,
+          scale_row_stride, ring, own, SCALE_BLOCK, STAGES)),
         (producer_warp, (x, w, scales, scale_stride, ring, work, BLOCK_SIZE_N, SPLIT_K)) if COPIED else
         (producer_warp, (x, w, None, 0, bare, work, BLOCK_SIZE_N, SPLIT_K)),
         (init_warp, (ring, check, BLOCK_SIZE_M, STAGES, SPLIT_K, FILLERS)),
-        (cluster_arrive, (SPLIT_K,)) if COPIED else
-        (scale_producer_warps, (scales, scale_row_stride, scale_stride, ring, work, BLOCK_SIZE_N, FOURS, SPLIT_K)),
+        (scale_producer_warps, (scales, scale_row_stride, scale_stride, ring, work, BLOCK_SIZE_N, False, SPLIT_K))
+        if FILLERS == 2 else (cluster_arrive, (SPLIT_K,)),
     ], [4, 1, 1, 2], [REGISTERS, LOADER_REGISTERS, LOADER_REGISTERS, LOADER_REGISTERS])  # fmt: skip

@@ -374,7 +374,9 @@ def test_knobs_without_effect_are_dropped() -> None:
     plain = kernel.normalise(spec, _wave_knobs(128, 96, 5, False), SM_90)
     for block_m, columns, own in ((64, 192, True), (128, 64, False), (256, 64, False)):
         knobs = kernel.normalise(spec, {**_wave_knobs(block_m, columns, 4, own), "CONSTANT_NK": False}, SM_90)
-        assert {*BLOCK_SCALED_KNOBS} & knobs.keys() == ({"OWN_PACE"} if block_m == 256 else set())  # has no other kernel
+        assert {*BLOCK_SCALED_KNOBS} & knobs.keys() == (
+            {"OWN_PACE"} if block_m == 256 else set()
+        )  # has no other kernel
     assert kernel.kernel_name(plain).startswith("blockscale_warp_specialised@")
     assert kernel.kernel_name(_wave_knobs(128, 160, 5, True)).startswith("blockscale_waves@")
 

@@ -10,6 +10,8 @@ The instructions need addresses, which Gluon does not expose: slots, x's scales 
 beginning of the program's shared memory (`allocate`), as in wgmma_any_n.py. Written in Gluon, which has no interpreter.
 """
 
+from typing import NamedTuple
+
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
@@ -135,10 +137,31 @@ def low_columns(columns, block):
 
 
 @gluon.constexpr_function
-def _scale_products(edges):
-    """PTX: l0, l1 (h0, h1), the products of w's scale before (after) the edge and x's of the thread's two rows."""
-    text = "mul.f32 l0, r0, low; mul.f32 l1, r1, low;"
-    return text + " mul.f32 h0, r0, high; mul.f32 h1, r1, high;" if edges else text
+def unrolled(columns):
+    """K blocks of an iteration: two; four in narrow tiles, whose products are short (docs/explanation/kernels.md)."""
+    return 4 if columns <= 96 else 2
+
+
+@gluon.constexpr_function
+def _scale_products(edges, own):
+    """PTX: l0, l1 (h0, h1), the products of w's scale before (after) the edge and `own`, x's of a thread's two rows."""
+    pairs = [("l", "low"), ("h", "high")] if edges else [("l", "low")]
+    return " ".join(f"mul.f32 {name}{row}, {own[row]}, {of};" for name, of in pairs for row in range(2))
+
+
+@gluon.constexpr_function
+def _row_names(columns, block_m, kind):
+    """Registers of x's scales of an iteration, of each of the thread's rows."""
+    return [[f"{kind}{row}_{i}" for i in range(unrolled(columns))] for row in range(block_m // 64)]
+
+
+@gluon.constexpr_function
+def _row_loads(columns, block_m, kind):
+    """PTX: load x's scales of an iteration, of each of the thread's rows from its place."""
+    return " ".join(
+        f"ld.global.v{unrolled(columns)}.f32 {{{', '.join(names)}}}, [row{row}];"
+        for row, names in enumerate(_row_names(columns, block_m, kind))
+    )
 
 
 @gluon.constexpr_function
@@ -179,17 +202,24 @@ def _wait():
 
 
 @gluon.constexpr_function
-def _block(columns, block_m, block_n, stages, low, name):
-    """PTX of a K block: (the instructions if its slot is full by now, those that wait for it)."""
-    edges, waves = low < columns, block_m // 128
+def _block(columns, block_m, block_n, stages, low, direct, i):
+    """PTX of K block i of an iteration: (the instructions if its slot is full by now, those that wait for it)."""
+    edges, waves, name = low < columns, block_m // 128, f"{low}_{i}"
     body = [f"@!ready bra.uni wait_{name};", f"full_{name}:", "setp.gt.s32 more, left, 1; selp.b64 step, 4, 0, more;"]
     body += ["add.s64 lows, lows, step; add.s64 highs, highs, step;"]
     for wave in range(waves):
-        body += [f"ld.shared.f32 r0, [rows + {256 * wave}]; ld.shared.f32 r1, [rows + {256 * wave + 32}];"]
+        if not direct:
+            body += [f"ld.shared.f32 r0, [rows + {256 * wave}]; ld.shared.f32 r1, [rows + {256 * wave + 32}];"]
         body += [_product(columns, wave)]
         if wave == 0:
             body += ["ld.global.f32 next_low, [lows];", "ld.global.f32 next_high, [highs];" if edges else ""]
-        body += [_scale_products(edges), "wgmma.wait_group.sync.aligned 0;"]
+        if direct and wave == 0 and i == 0:
+            count = unrolled(columns)
+            body += [f"setp.gt.s32 p, left, {count}; selp.b64 step, {4 * count}, 0, p;"]
+            body += [f"add.s64 row{row}, row{row}, step;" for row in range(2 * waves)]
+            body += [_row_loads(columns, block_m, "next")]
+        own = [f"held{2 * wave + row}_{i}" for row in range(2)] if direct else ["r0", "r1"]
+        body += [_scale_products(edges, own), "wgmma.wait_group.sync.aligned 0;"]
         if wave == waves - 1:
             body += [_next_slot(block_m, block_n, stages), "@leader mbarrier.arrive.shared::cta.b64 _, [freed];"]
             body += [f"@more {_wait()}"]
@@ -199,18 +229,17 @@ def _block(columns, block_m, block_n, stages, low, name):
 
 
 @gluon.constexpr_function
-def _loop(columns, block_m, block_n, stages, low):
-    """PTX of the loop for tiles with `low` columns before the edge, and that of its waits.
-
-    Unrolled: two K blocks, four in narrow tiles, whose products are short (H200, docs/explanation/kernels.md).
-    """
-    unrolled = 4 if columns <= 96 else 2
-    body, waits = [f"next_{low}:"], []
-    for i in range(unrolled):
-        block, wait = _block(columns, block_m, block_n, stages, low, f"{low}_{i}")
-        body += [block, f"@more bra.uni next_{low};" if i == unrolled - 1 else "@!more bra.uni done;"]
+def _loop(columns, block_m, block_n, stages, low, direct):
+    """PTX of the loop for tiles with `low` columns before the edge, and that of its waits."""
+    body, waits, count = [f"next_{low}:"], [], unrolled(columns)
+    for i in range(count):
+        block, wait = _block(columns, block_m, block_n, stages, low, direct, i)
+        body += [block, "@!more bra.uni done;" if i < count - 1 else ""]
         waits += [wait]
-    return " ".join(body), " ".join(waits)
+    if direct:
+        pairs = zip(_row_names(columns, block_m, "held"), _row_names(columns, block_m, "next"), strict=True)
+        body += [f"mov.f32 {held}, {new};" for row in pairs for held, new in zip(*row, strict=True)]
+    return " ".join([*body, f"@more bra.uni next_{low};"]), " ".join(waits)
 
 
 @gluon.constexpr_function
@@ -241,30 +270,47 @@ def _begin(sums, given, block_m, block_n, stages, row, edges):
 
 
 @gluon.constexpr_function
-def loop_asm(columns, parts, block_m, block_n, stages, row, block):
+def _begin_rows(given, columns, block_m):
+    """PTX: the places of x's scales of the thread's rows (beyond x those of its last row), and the first scales."""
+    places = [
+        f"add.s32 at, {given[8]}, {8 * row + 48 * (row // 2)}; min.s32 at, at, {given[11]};"
+        f" mul.wide.s32 step, at, {given[10]}; add.s64 row{row}, {given[9]}, step;"
+        for row in range(block_m // 64)
+    ]
+    return " ".join([*places, _row_loads(columns, block_m, "held")])
+
+
+@gluon.constexpr_function
+def loop_asm(columns, parts, block_m, block_n, stages, row, block, direct):
     """PTX of the loops. Operands after the sums, as often as a part has registers: those of multiply_at_own_pace."""
     sums, width, lows = block_m // 128 * columns // 2, columns // 2 // parts, low_columns(columns, block)
-    given = [f"${sums + i * width}" for i in range(9)]
-    registers = (
+    given = [f"${sums + i * width}" for i in range(12)]
+    registers = [
         ".reg .pred p, ready, more, wrapped, leader;"
         " .reg .b32 at, slot, phase, left, edge, full, empty, freed, rows, fulls, empties, all_rows;"
         " .reg .b64 x, w, x_slot, w_slot, x_first, w_first, lows, highs, step;"
         f" .reg .f32 d<{columns // 2}>; .reg .f32 r0, r1, l0, l1, h0, h1, low, high, next_low, next_high;"
-    )
-    text, waits = [registers, _begin(sums, given, block_m, block_n, stages, row, lows[-1] < columns)], []
+    ]
+    if direct:
+        registers += [f".reg .b64 row<{block_m // 64}>;"]
+        rows = [*_row_names(columns, block_m, "held"), *_row_names(columns, block_m, "next")]
+        registers += [f".reg .f32 {', '.join(names)};" for names in rows]
+    text, waits = [*registers, _begin(sums, given, block_m, block_n, stages, row, lows[-1] < columns)], []
+    text += [_begin_rows(given, columns, block_m) if direct else ""]
     for low in lows:
         skip = low != lows[-1]
         text += [f"setp.lt.s32 p, edge, {low}; @p bra.uni fewer_{low};" if skip else ""]
-        loop, wait = _loop(columns, block_m, block_n, stages, low)
+        loop, wait = _loop(columns, block_m, block_n, stages, low, direct)
         text += [loop, "bra.uni done;", f"fewer_{low}:" if skip else ""]
         waits += [wait]
     return f"{{ {' '.join([*text, *waits])} done: }}"
 
 
 @gluon.constexpr_function
-def _constraints(parts, width):
+def _constraints(parts, width, direct):
     each = width // 2  # registers of a part
-    return ",".join(["=&f"] * (parts * each) + ["l"] * (4 * each) + ["r"] * (5 * each))
+    kinds = ["l"] * 4 + ["r"] * 5 + (["l", "r", "r"] if direct else [])
+    return ",".join(["=&f"] * (parts * each) + [kind for kind in kinds for _ in range(each)])
 
 
 @gluon.constexpr_function
@@ -272,18 +318,34 @@ def _types(count):
     return (gl.float32,) * count
 
 
+class RowScales(NamedTuple):
+    """x's scales in memory, a row's along K contiguous and four of them aligned, from a warpgroup's first row on.
+
+    row_bytes: from one row to the next. last: the last row of x.
+    """
+
+    ptr: gl.tensor
+    row_bytes: gl.tensor
+    last: gl.tensor
+
+
 @gluon.jit
 def multiply_at_own_pace(
-    wg, x_at, w_at, slot, phase, blocks, low_ptr, high_ptr, edge, STAGES: gl.constexpr, SCALE_BLOCK: gl.constexpr
-):
+    wg, x_at, w_at, slot, phase, blocks, low_ptr, high_ptr, edge, rows_scales, STAGES: gl.constexpr,
+    SCALE_BLOCK: gl.constexpr,
+):  # fmt: skip
     """The sums of a tile's K blocks, from this slot on; returns (slot, phase, sums).
 
     x_at, w_at: descriptors of this warpgroup's rows in the first slots. low_ptr, high_ptr: w's scales along K of the
-    columns before `edge` and from there on. blocks: at least 1.
+    columns before `edge` and from there on. rows_scales: RowScales, or None: x's scales are in the slots. blocks: at
+    least 1.
     """
     PARTS: gl.constexpr = wg.BLOCK_SIZE_M // 128 * wg.PARTS
-    text: gl.constexpr = loop_asm(wg.COLUMNS, wg.PARTS, wg.BLOCK_SIZE_M, wg.BLOCK_SIZE_N, STAGES, wg.ROW, SCALE_BLOCK)
-    constraints: gl.constexpr = _constraints(PARTS, wg.WIDTH)
+    DIRECT: gl.constexpr = rows_scales is not None
+    text: gl.constexpr = loop_asm(
+        wg.COLUMNS, wg.PARTS, wg.BLOCK_SIZE_M, wg.BLOCK_SIZE_N, STAGES, wg.ROW, SCALE_BLOCK, DIRECT
+    )
+    constraints: gl.constexpr = _constraints(PARTS, wg.WIDTH, DIRECT)
     types: gl.constexpr = _types(PARTS)
     wide = gl.zeros([64, wg.WIDTH], gl.int64, wg.LAYOUT)
     narrow = gl.zeros([64, wg.WIDTH], gl.int32, wg.LAYOUT)
@@ -291,6 +353,9 @@ def multiply_at_own_pace(
     rows = gl.arange(0, 64, gl.SliceLayout(1, wg.LAYOUT)).expand_dims(1)  # of a thread's first element: its first row
     operands = (wide + x_at, wide + w_at, wide + lows, wide + highs)
     operands += (narrow + slot, narrow + phase, narrow + blocks, narrow + edge, narrow + rows)
+    if DIRECT:
+        place = rows_scales.ptr.to(gl.int64, bitcast=True)
+        operands += (wide + place, narrow + rows_scales.row_bytes, narrow + rows_scales.last)
     sums = gl.inline_asm_elementwise(text, constraints, operands, dtype=types, is_pure=False, pack=wg.WIDTH // 2)
     used = slot + blocks
     return used % STAGES, phase ^ (used // STAGES & 1), sums
