@@ -87,11 +87,11 @@ def blockscale_waves(
     bare = Ring(x_ring, w_ring, None, stage, full, empty, ready)  # for a loader that does not copy scales
     gl.warp_specialize([
         (math_warpgroup,
-         (wave_partition(0, BLOCK_SIZE_M, BLOCK_SIZE_N, 8), out, w_scale_ptr, w_scale_stride, scales if DIRECT else None,
-          scale_row_stride, ring, own, SCALE_BLOCK, STAGES)),
+         (wave_partition(0, BLOCK_SIZE_M, BLOCK_SIZE_N, 8), out, w_scale_ptr, w_scale_stride,
+          scales if DIRECT else None, scale_row_stride, ring, own, SCALE_BLOCK, STAGES)),
         (math_warpgroup,
-         (wave_partition(1, BLOCK_SIZE_M, BLOCK_SIZE_N, 8), out, w_scale_ptr, w_scale_stride, scales if DIRECT else None,
-          scale_row_stride, ring, own, SCALE_BLOCK, STAGES)),
+         (wave_partition(1, BLOCK_SIZE_M, BLOCK_SIZE_N, 8), out, w_scale_ptr, w_scale_stride,
+          scales if DIRECT else None, scale_row_stride, ring, own, SCALE_BLOCK, STAGES)),
         (producer_warp, (x, w, scales, scale_stride, ring, work, BLOCK_SIZE_N, SPLIT_K)) if COPIED else
         (producer_warp, (x, w, None, 0, bare, work, BLOCK_SIZE_N, SPLIT_K)),
         (init_warp, (ring, check, BLOCK_SIZE_M, STAGES, SPLIT_K, FILLERS)),
