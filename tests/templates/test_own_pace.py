@@ -1,0 +1,108 @@
+"""The PTX of own_pace.py, read line by line; its results are checked on a GPU (tests/kernels/test_on_gpu.py)."""
+
+import re
+from collections import Counter
+from math import gcd
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gemmpipe.templates.hopper import own_pace
+from gemmpipe.templates.hopper.waves import wave_part_columns
+
+SCALE_BLOCK = 128
+WIDTHS = [columns for columns in range(32, 193, 16) if columns <= SCALE_BLOCK + gcd(columns, SCALE_BLOCK)]
+TILES = [
+    *[(128, columns, stages) for columns, stages in zip(WIDTHS, (8, 8, 8, 8, 7, 7, 6, 6, 5, 4), strict=True)],
+    *[(256, columns, 3) for columns in WIDTHS if columns <= 128],
+]
+ADDITION = re.compile(r"fma\.rn\.f32 \$(\d+), d(\d+), (\w)(\d), \$(\d+);")
+
+
+def _text(block_m: int, columns: int, stages: int, direct: bool, row: int = 0) -> str:
+    parts = columns // wave_part_columns(columns)
+    return str(own_pace.loop_asm(columns, parts, block_m, columns, stages, row, SCALE_BLOCK, direct))
+
+
+def _loops(text: str) -> dict[int, str]:
+    """By columns before the edge: a loop, from its label to its branch back."""
+    return {int(low): body for low, body in re.findall(r"next_(\d+): (.*?) @more bra\.uni next_\1;", text)}
+
+
+@given(st.sampled_from(WIDTHS), st.integers(0, 200))
+def test_there_is_a_loop_for_every_edge_of_a_tile(columns: int, tile: int) -> None:
+    first = tile * columns
+    edge = (first // SCALE_BLOCK + 1) * SCALE_BLOCK - first
+    of_first = sum(column // SCALE_BLOCK == first // SCALE_BLOCK for column in range(first, first + columns))
+    assert of_first == min(edge, columns)
+    lows = own_pace.low_columns(columns, SCALE_BLOCK)
+    assert of_first in lows
+    # The loops are tried in this order: the first whose columns the edge does not cut.
+    assert next((low for low in lows[:-1] if edge >= low), lows[-1]) == of_first
+
+
+@pytest.mark.parametrize(("block_m", "columns", "stages"), TILES)
+@pytest.mark.parametrize("direct", [False, True])
+def test_every_product_is_added_once_with_the_scales_of_its_row_and_column(
+    block_m: int, columns: int, stages: int, direct: bool
+) -> None:
+    """A thread's register i of a product is in column i // 4 * 8 + i % 2 (and two further on for the next thread)."""
+    waves, registers = block_m // 128, columns // 2
+    loops = _loops(_text(block_m, columns, stages, direct))
+    assert sorted(loops, reverse=True) == own_pace.low_columns(columns, SCALE_BLOCK)
+    for low, loop in loops.items():
+        additions = ADDITION.findall(loop)
+        blocks = own_pace.unrolled(columns)
+        assert Counter(target for target, *_ in additions) == {str(i): blocks for i in range(waves * registers)}
+        for target, product, side, row, again in additions:
+            i = int(product)
+            assert target == again
+            assert int(target) % registers == i
+            assert side == ("l" if i // 4 * 8 + i % 2 < low else "h")
+            assert int(row) == i // 2 % 2
+
+
+@pytest.mark.parametrize(("block_m", "columns", "stages"), TILES)
+@pytest.mark.parametrize("direct", [False, True])
+def test_a_k_block_waits_multiplies_and_releases_once(block_m: int, columns: int, stages: int, direct: bool) -> None:
+    text = _text(block_m, columns, stages, direct)
+    assert "bar.sync" not in text
+    loops, blocks, waves = _loops(text), own_pace.unrolled(columns), block_m // 128
+    for low, loop in loops.items():
+        assert loop.count("mbarrier.arrive") == loop.count("@!ready bra.uni wait_") == blocks
+        assert loop.count("wgmma.mma_async") == 4 * loop.count("wgmma.wait_group.sync.aligned 0;") == 4 * waves * blocks
+        for i in range(blocks):
+            assert text.count(f" wait_{low}_{i}: ") == text.count(f" full_{low}_{i}: ") == 1
+        # Row-major scales of x, a pair or four of each row, are loaded once per iteration, others from each slot.
+        assert loop.count(f"ld.global.v{blocks}.f32") == (2 * waves if direct else 0)
+        assert loop.count("ld.shared.f32") == (0 if direct else 2 * waves * blocks)
+    labels = re.findall(r" (\w+):(?= )", text)
+    assert len(labels) == len(set(labels))
+    assert set(re.findall(r"bra\.uni (\w+);", text)) <= set(labels)
+
+
+@given(st.sampled_from(TILES))
+def test_scales_and_barriers_lie_between_the_slots(tile: tuple[int, int, int]) -> None:
+    block_m, columns, stages = tile
+    control, first_w = own_pace.control_bytes(*tile), own_pace.first_row_of_w(*tile)
+    slots = stages * block_m * 128
+    assert slots % control == 0  # a view of buffers of this size has one after the slots of x
+    assert control % (wave_part_columns(columns) * 128) == 0
+    assert control % 1024 == 0  # to which w's slots are aligned
+    assert control >= 4 * stages * block_m + 3 * own_pace.row_bytes()
+    assert 8 * stages <= own_pace.row_bytes()
+    assert first_w * 128 == slots + control
+
+
+@pytest.mark.parametrize(("block_m", "columns", "stages"), TILES)
+def test_a_warpgroup_reads_the_scales_of_its_rows(block_m: int, columns: int, stages: int) -> None:
+    for group in (0, 1):
+        row = group * block_m // 2
+        text = _text(block_m, columns, stages, direct=False, row=row)
+        assert f"add.u32 all_rows, all_rows, {stages * block_m * 128 + 4 * row};" in text
+        offsets = {int(offset) for offset in re.findall(r"ld\.shared\.f32 r\d, \[rows \+ (\d+)\]", text)}
+        assert offsets == {4 * (64 * wave + half) for wave in range(block_m // 128) for half in (0, 8)}
+    direct = _text(block_m, columns, stages, direct=True)
+    further = {int(row) for row in re.findall(r"add\.s32 at, \$\d+, (\d+); min\.s32", direct)}
+    assert further == {64 * wave + half for wave in range(block_m // 128) for half in (0, 8)}
