@@ -29,7 +29,7 @@ CTAS_PER_SM = "CTAS_PER_SM"
 CLUSTER_SIZE = "CLUSTER_SIZE"
 """Programs of a thread block cluster: a knob of the warp-specialised kernels too."""
 OWN_PACE = "OWN_PACE"
-"""True if warpgroups of a 128-row tile multiply independently, in the kernel with waves (hopper/waves.py)."""
+"""True if warpgroups multiply at their own pace (hopper/own_pace.py), as all do in tiles of 256 rows."""
 CONSTANT_NK = "CONSTANT_NK"
 """True if N and K are constants of the binary."""
 BLOCK_SCALED_KNOBS = (OWN_PACE, CONSTANT_NK)

@@ -35,7 +35,10 @@ if TYPE_CHECKING:
     import torch
 
 COPIED, FOURS, STRIDED = "copied", "fours", "strided"
-"""Load modes of x's scales (see the kernel): by TMA; by two warps, four contiguous scales or one at a time."""
+"""Load modes of x's scales (see the kernel): by TMA; by two warps, four contiguous scales or one at a time.
+
+With OWN_PACE the threads that need them read four contiguous scales.
+"""
 _STRIDE_ARGUMENTS = {
     COPIED: ("scale_stride",),
     FOURS: ("scale_row_stride",),
@@ -44,7 +47,7 @@ _STRIDE_ARGUMENTS = {
 """Strides of x's scales that are arguments; the other is a constant."""
 _WAVES_KERNEL = "gemmpipe.kernels.a8w8_blockscale._hopper_waves_kernel:blockscale_waves"
 _WAVES_REGISTERS = {COPIED: (240, 24), FOURS: (240, 24), STRIDED: (224, 56)}
-"""Registers of a math warpgroup with the sums of two waves and a product, and of the other warps."""
+"""With OWN_PACE: registers of a thread of a math warpgroup, and of the other warps, two of which may load scales."""
 _SCALE_LOADER_REGISTERS = 40
 """Registers per thread of the warps that hold eight scales of each of two rows; more would be the math warpgroups'."""
 
@@ -101,7 +104,7 @@ def _batch(spec: GemmSpec, knobs: Knobs, reading: str) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class BlockscaleWarpSpecialised(WarpSpecialised):
-    """`gluon`: sum and one or two temporaries in registers; the scales of x come through the ring with x."""
+    """`gluon`: sum and one or two temporaries in registers; the scales of x come through the ring, or from memory."""
 
     kernel: str = "gemmpipe.kernels.a8w8_blockscale._hopper_kernel:blockscale_warp_specialised"
     max_columns: MaxColumns = replace(BLOCK_SCALED_MAX_COLUMNS, two_waves=128)
@@ -157,7 +160,7 @@ class BlockscaleWarpSpecialised(WarpSpecialised):
         if reason := scale_violation(spec, int_knob(knobs, "BLOCK_SIZE_K")):
             return reason
         if in_waves(knobs) and self.layout != ROW_MAJOR:
-            return f"tile: {knobs['BLOCK_SIZE_M']} rows or {OWN_PACE}; this kernel has none for this weight's layout"
+            return f"{OWN_PACE} or {knobs['BLOCK_SIZE_M']} rows: only for row-major weights, not for this layout"
         if reason := super().unsupported_reason(spec, knobs, device):
             return reason
         columns = warpgroup_columns(knobs)

@@ -1,8 +1,8 @@
 """The block-scaled product on Hopper with each warpgroup at its own pace, in tiles of 128 and 256 rows.
 
-As _hopper_kernel.py, with the same roles and scales; a warpgroup has one or two waves of 64 rows
-(gemmpipe/templates/hopper/waves.py), one product at a time (gemmpipe/templates/hopper/own_pace.py). Programs are
-persistent. Written in Gluon, which has no interpreter.
+As _hopper_kernel.py; a warpgroup has one or two waves of 64 rows (gemmpipe/templates/hopper/waves.py), one product at a
+time (gemmpipe/templates/hopper/own_pace.py), and reads row-major scales of x from memory where four are contiguous.
+Programs are persistent. Written in Gluon, which has no interpreter.
 """
 
 from triton.experimental import gluon
@@ -70,7 +70,7 @@ def blockscale_waves(
 ):  # fmt: skip
     """out = (x * x_scale) @ (w * w_scale)^T; arguments as in _hopper_kernel.blockscale_warp_specialised.
 
-    BUFFERS: a warpgroup's for the output.
+    READING: `fours` is by the math warpgroups. BUFFERS: a warpgroup's for the output.
     """
     x_ring, w_ring, scale_ring, full, empty, check = allocate(x, BLOCK_SIZE_M, BLOCK_SIZE_N, STAGES)
     stage = gl.allocate_shared_memory(out.dtype, [2 * BUFFERS, 64, out.block_type.shape[1]], out.layout)

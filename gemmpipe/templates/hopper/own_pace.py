@@ -197,7 +197,7 @@ def _next_slot(block_m, block_n, stages):
 
 @gluon.constexpr_function
 def _wait():
-    """PTX: ready, whether the current slot is full, after at most some time."""
+    """PTX: ready = whether the current slot is full; the test itself waits for a time that the hardware limits."""
     return "mbarrier.try_wait.parity.shared::cta.b64 ready, [full], phase;"
 
 
@@ -259,7 +259,8 @@ def _begin(sums, given, block_m, block_n, stages, row, edges):
             # Not from %tid.x: with that ptxas computes a worker's addresses and descriptors for each thread.
             f"mad.lo.u32 all_rows, {given[8]}, 4, at; add.u32 all_rows, all_rows, {slots + 4 * row};",
             "mov.u32 at, %laneid; setp.eq.u32 leader, at, 0;",
-            # By each thread: with one load for a warp ptxas waits for it before the product that it is to overlap.
+            # Plus 0, as rows are less than 64, which ptxas does not know: so each thread has an address and a load of
+            # its own. One load for the warp would be waited for before the product that it is to overlap.
             f"shr.u32 at, {given[8]}, 8; cvt.u64.u32 step, at; add.s64 lows, lows, step; add.s64 highs, highs, step;",
             "ld.global.f32 low, [lows];",
             "ld.global.f32 high, [highs];" if edges else "",
@@ -336,9 +337,9 @@ def multiply_at_own_pace(
 ):  # fmt: skip
     """The sums of a tile's K blocks, from this slot on; returns (slot, phase, sums).
 
-    x_at, w_at: descriptors of this warpgroup's rows in the first slots. low_ptr, high_ptr: w's scales along K of the
-    columns before `edge` and from there on. rows_scales: RowScales, or None: x's scales are in the slots. blocks: at
-    least 1.
+    x_at, w_at: descriptors of this warpgroup's rows of x, and of all columns of w, in the first slots. low_ptr,
+    high_ptr: w's scales along K of the columns before `edge` and from there on. rows_scales: RowScales, or None: x's
+    scales are in the slots. blocks: at least 1.
     """
     PARTS: gl.constexpr = wg.BLOCK_SIZE_M // 128 * wg.PARTS
     DIRECT: gl.constexpr = rows_scales is not None

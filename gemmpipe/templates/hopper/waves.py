@@ -20,7 +20,7 @@ from gemmpipe.templates.hopper.tile_scheduler import WarpgroupPartition, accumul
 
 @gluon.constexpr_function
 def wave_part_columns(columns):
-    """Columns of a part: the greatest power of two that divides them, 64 at most, so that there are two or more."""
+    """Columns of a part: the greatest power of two that divides them, 64 or half of them at most."""
     return min(64, columns // 2, columns & -columns)
 
 
