@@ -197,8 +197,8 @@ def hopper_tile_violation(spec: GemmSpec, knobs: Knobs, device: Device, widest: 
     if waves and spec.m < m:
         return f"tile: {m} rows for M={spec.m}, no copy of x is partial"
     columns = warpgroup_columns(knobs)
-    if in_waves(knobs) and columns < _MIN_WAVE_COLUMNS:
-        return f"tile: {columns} columns with {OWN_PACE}, which has {_MIN_WAVE_COLUMNS} at least"
+    if in_waves(knobs) and (columns < _MIN_WAVE_COLUMNS or ctas_per_sm(knobs) > 1):
+        return f"{OWN_PACE}: at least {_MIN_WAVE_COLUMNS} columns, and one program, which needs all registers"
     reason = _waves_violation(m, columns, widest) if waves else _columns_violation(spec, m, n, columns, widest)
     if reason:
         return reason
@@ -248,8 +248,6 @@ def ctas_violation(knobs: Knobs, device: Device) -> str | None:
     ctas, columns, needed = ctas_per_sm(knobs), warpgroup_columns(knobs), hopper_shared_bytes(knobs)
     if ctas not in REGISTERS:
         return f"{CTAS_PER_SM}: {ctas}, there are registers for 1 or 2 programs"
-    if ctas > 1 and in_waves(knobs):
-        return f"two programs: {OWN_PACE} needs the registers of a multiprocessor for one"
     if ctas > 1 and (columns > 32 or ctas * (needed + 1024) > device.shared_bytes + 1024):
         return f"two programs: about {needed} bytes and {columns} columns per warpgroup, 32 fit the registers"
     return None
