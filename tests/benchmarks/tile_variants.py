@@ -2,13 +2,13 @@
 
     python tests/benchmarks/tile_variants.py --out FILE.csv [--limit-s 150] [--products 512x4608x7168,...] [--odd]
 
-For each product: the shipped winner and plain variants of it (`old`), and the new tiles (`new`), the latter compiled by
-Triton's ptxas and by the later one that it includes for Blackwell (or --ptxas). All are compiled first, in parallel,
-and checked against the reference, over NaN. One pass times all of them; then the fastest of both kinds take turns, in
-CUDA graphs over weights that rotate through 200 MB, for both memory orders of x_scale. Prints one line a product and
-order; FILE has a row for every candidate. --odd: first checks results of sizes that fit no tile. --refine: only the
-leaders of an earlier run, and those with constant N and K (counted as `new`). --add: instead of tiles, shipped winners
-with further knobs. Stops at --limit-s.
+For each product: tiles with two products in flight or in turns (`old`), those at own pace (`new`), and shipped winners
+of either kind. Wide new ones are also compiled by the later ptxas that Triton includes for Blackwell (or --ptxas). All
+are compiled first, in parallel, and checked against the reference, over NaN. One pass times all of them; then the
+fastest of both kinds take turns, in CUDA graphs over weights that rotate through 200 MB, for both memory orders of
+x_scale. Prints one line a product and order; FILE has a row for every candidate. --odd: first checks results of sizes
+that fit no tile. --refine: only the leaders of an earlier run, and those with constant N and K (counted as `new`).
+--add: instead of tiles, shipped winners with further knobs. Stops at --limit-s.
 """
 
 import argparse
@@ -76,14 +76,14 @@ def tile(m: int, n: int, stages: int, group: int, cluster: int, **more: Scalar) 
 
 
 def old_tiles() -> Iterator[dict[str, Scalar]]:
-    """Tiles of the default space, without split-K."""
+    """Tiles with two products in flight, and wide ones in turns; without split-K."""
     for n, stages in ((64, 8), (80, 8), (96, 7), (128, 6), (128, 5), (160, 5), (192, 5)):
         for group, cluster in ((8, 1), (2, 2), (16, 1)):
             yield tile(128, n, stages, group, cluster)
 
 
 def new_tiles() -> Iterator[dict[str, Scalar]]:
-    """Two waves, and tiles of 128 rows at each warpgroup's own pace."""
+    """Tiles of 256 and 128 rows at each warpgroup's own pace."""
     for group, cluster in ((4, 1), (2, 2), (8, 2), (16, 1)):
         for n, stages in ((64, 5), (80, 4), (96, 4), (112, 4), (128, 3), (128, 4)):
             yield tile(256, n, stages, group, cluster)
@@ -110,14 +110,14 @@ def shipped(product: str, device: Device) -> Iterator[dict[str, Scalar]]:
 def variants(product: str, device: Device, later: str) -> list[Variant]:
     """Those that the product supports, each once."""
     spec, found = spec_of(product, device), {}
-    for new, tiles in ((False, [*shipped(product, device), *old_tiles()]), (True, list(new_tiles()))):
-        for knobs in tiles:
-            kept = KERNEL.normalise(spec, knobs, device)
-            if KERNEL.unsupported_reason(spec, kept, device) or KERNEL.dominated_reason(spec, kept, device):
-                continue
-            wide = new and (knobs["GROUP_SIZE_M"], knobs.get("CLUSTER_SIZE")) == (8, 2) and knobs["BLOCK_SIZE_N"] > 96
-            for ptxas in ("", later) if later and wide else ("",):
-                found[json.dumps([kept, ptxas], sort_keys=True)] = Variant(knobs=kept, ptxas=ptxas, new=new)
+    for knobs in (*shipped(product, device), *old_tiles(), *new_tiles()):
+        kept = KERNEL.normalise(spec, knobs, device)
+        if KERNEL.unsupported_reason(spec, kept, device) or KERNEL.dominated_reason(spec, kept, device):
+            continue
+        new = bool(kept.get("OWN_PACE"))
+        wide = new and (knobs["GROUP_SIZE_M"], knobs.get("CLUSTER_SIZE")) == (8, 2) and knobs["BLOCK_SIZE_N"] > 96
+        for ptxas in ("", later) if later and wide else ("",):
+            found[json.dumps([kept, ptxas], sort_keys=True)] = Variant(knobs=kept, ptxas=ptxas, new=new)
     return list(found.values())
 
 

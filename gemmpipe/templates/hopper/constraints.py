@@ -221,7 +221,7 @@ def views_of_parts() -> bool:
 
 def _waves_violation(m: int, columns: int, widest: MaxColumns) -> str | None:
     """`rule: detail` if a warpgroup cannot hold the sums of two waves of so many columns, or None."""
-    if columns % 16 or not _MIN_WAVE_COLUMNS <= columns <= widest.two_waves:
+    if columns % 16 or columns > widest.two_waves:
         return f"registers: {columns} columns in tiles of {m} rows, {_MIN_WAVE_COLUMNS} to {widest.two_waves} by 16 fit"
     return None
 
