@@ -90,8 +90,8 @@ def test_scales_and_barriers_lie_between_the_slots(tile: tuple[int, int, int]) -
     assert slots % control == 0  # a view of buffers of this size has one after the slots of x
     assert control % (wave_part_columns(columns) * 128) == 0
     assert control % 1024 == 0  # to which w's slots are aligned
-    assert control >= 4 * stages * block_m + 3 * own_pace.row_bytes()
-    assert 8 * stages <= own_pace.row_bytes()
+    assert control >= 4 * stages * block_m + 3 * own_pace.line_bytes()
+    assert 8 * stages <= own_pace.line_bytes()
     assert first_w * 128 == slots + control
 
 
@@ -100,8 +100,8 @@ def test_a_warpgroup_reads_the_scales_of_its_rows(block_m: int, columns: int, st
     for group in (0, 1):
         row = group * block_m // 2
         text = _text(block_m, columns, stages, direct=False, row=row)
-        assert f"add.u32 all_rows, all_rows, {stages * block_m * 128 + 4 * row};" in text
-        offsets = {int(offset) for offset in re.findall(r"ld\.shared\.f32 r\d, \[rows \+ (\d+)\]", text)}
+        assert f"add.u32 first_scales, first_scales, {stages * block_m * 128 + 4 * row};" in text
+        offsets = {int(offset) for offset in re.findall(r"ld\.shared\.f32 r\d, \[scales \+ (\d+)\]", text)}
         assert offsets == {4 * (64 * wave + half) for wave in range(block_m // 128) for half in (0, 8)}
     direct = _text(block_m, columns, stages, direct=True)
     further = {int(row) for row in re.findall(r"add\.s32 at, \$\d+, (\d+); min\.s32", direct)}

@@ -18,36 +18,36 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 
 from gemmpipe.templates.hopper.epilogue import cluster_arrive
 from gemmpipe.templates.hopper.gluon_compat import view_as, view_as_ring, view_as_row
-from gemmpipe.templates.hopper.waves import wave_part_columns
+from gemmpipe.templates.hopper.waves import wave_count, wave_part_columns
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def,assignment"
 
 
 @gluon.constexpr_function
-def row_bytes():
-    """Bytes of the rows in which scales and barriers are placed; a function, as a kernel's hash covers its code."""
+def line_bytes():
+    """Bytes of the lines in which scales and barriers are placed; a function, as a kernel's hash covers its code."""
     return 512
 
 
 @gluon.constexpr_function
-def scale_rows(block_m, stages):
-    """Rows that x's scales take."""
-    return stages * block_m * 4 // row_bytes()
+def scale_lines(block_m, stages):
+    """Lines that x's scales take."""
+    return stages * block_m * 4 // line_bytes()
 
 
 @gluon.constexpr_function
 def control_bytes(block_m, block_n, stages):
-    """Bytes between the slots of x and of w: x's scales, a row for each of two groups of barriers, and one for a check.
+    """Bytes between the slots of x and of w: x's scales, a line for either group of barriers, and one for a check.
 
     Whole buffers of a part, and a power of two, by which the slots of x can be divided.
     """
-    needed = (scale_rows(block_m, stages) + 3) * row_bytes()
+    needed = (scale_lines(block_m, stages) + 3) * line_bytes()
     return max(1 << (needed - 1).bit_length(), wave_part_columns(block_n) * 128)
 
 
 @gluon.jit
 def allocate(x, BLOCK_SIZE_M: gl.constexpr, BLOCK_SIZE_N: gl.constexpr, STAGES: gl.constexpr):
-    """(x's slots, w's slots, x's scales, full, empty, a row for init_warp): views of one allocation.
+    """(x's slots, w's slots, x's scales, full, empty, a line for init_warp): views of one allocation.
 
     It is the largest, which Triton places first. w's view is all of it, in buffers of a part, with its slots last.
     """
@@ -55,8 +55,8 @@ def allocate(x, BLOCK_SIZE_M: gl.constexpr, BLOCK_SIZE_N: gl.constexpr, STAGES: 
     CONTROL: gl.constexpr = control_bytes(BLOCK_SIZE_M, BLOCK_SIZE_N, STAGES)
     X_BYTES: gl.constexpr = STAGES * BLOCK_SIZE_M * 128
     BUFFERS: gl.constexpr = STAGES * (BLOCK_SIZE_M + BLOCK_SIZE_N) // WIDTH + CONTROL // (WIDTH * 128)
-    ROWS: gl.constexpr = scale_rows(BLOCK_SIZE_M, STAGES)
-    LENGTH: gl.constexpr = row_bytes() // 4
+    LINES: gl.constexpr = scale_lines(BLOCK_SIZE_M, STAGES)
+    LENGTH: gl.constexpr = line_bytes() // 4
     FLAT: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=1)
     BARRIERS: gl.constexpr = mbarrier.MBarrierLayout()
     everything = gl.allocate_shared_memory(x.dtype, [BUFFERS, WIDTH, 128], x.layout)
@@ -64,19 +64,19 @@ def allocate(x, BLOCK_SIZE_M: gl.constexpr, BLOCK_SIZE_N: gl.constexpr, STAGES: 
     # A view is at most as large as what it views (Triton 3.9).
     control = view_as(everything, gl.float32, [X_BYTES // CONTROL + 1, CONTROL // 4], FLAT).index(X_BYTES // CONTROL)
     scales = view_as(control, gl.float32, [STAGES, BLOCK_SIZE_M], FLAT)
-    rows = view_as(control, gl.float32, [ROWS + 3, LENGTH], FLAT)
-    full = view_as(rows.index(ROWS), gl.int64, [STAGES, 1], BARRIERS)
-    empty = view_as(rows.index(ROWS + 1), gl.int64, [STAGES, 1], BARRIERS)
-    return x_ring, everything, scales, full, empty, view_as_row(rows.index(ROWS + 2), 32)
+    lines = view_as(control, gl.float32, [LINES + 3, LENGTH], FLAT)
+    full = view_as(lines.index(LINES), gl.int64, [STAGES, 1], BARRIERS)
+    empty = view_as(lines.index(LINES + 1), gl.int64, [STAGES, 1], BARRIERS)
+    return x_ring, everything, scales, full, empty, view_as_row(lines.index(LINES + 2), 32)
 
 
 @gluon.constexpr_function
 def _init_asm(block_m, stages, fillers):
     """PTX: one thread initialises the barriers; Triton synchronises a warp after each one, which takes 100 clocks."""
-    first = stages * block_m * 128 + scale_rows(block_m, stages) * row_bytes()
+    first = stages * block_m * 128 + scale_lines(block_m, stages) * line_bytes()
     inits = [
         f"@p mbarrier.init.shared::cta.b64 [at + {first + 8 * i}], {fillers};"
-        f" @p mbarrier.init.shared::cta.b64 [at + {first + row_bytes() + 8 * i}], 8;"
+        f" @p mbarrier.init.shared::cta.b64 [at + {first + line_bytes() + 8 * i}], 8;"
         for i in range(stages)
     ]
     begin = ".reg .pred p; .reg .b32 at; mov.u32 at, %laneid; setp.eq.u32 p, at, 0; mov.u32 at, global_smem;"
@@ -85,8 +85,8 @@ def _init_asm(block_m, stages, fillers):
 
 @gluon.constexpr_function
 def _check_asm(block_m, stages):
-    """PTX: trap unless the row of init_warp is where the instructions expect it."""
-    place = stages * block_m * 128 + (scale_rows(block_m, stages) + 2) * row_bytes()
+    """PTX: trap unless the line of init_warp is where the instructions expect it."""
+    place = stages * block_m * 128 + (scale_lines(block_m, stages) + 2) * line_bytes()
     return (
         "{ .reg .pred p; .reg .b32 a; bar.warp.sync -1; mov.u32 a, global_smem;"
         f" ld.shared.b32 a, [a + {place}]; setp.ne.s32 p, a, $1; @p trap; mov.u32 $0, a; }}"
@@ -99,7 +99,7 @@ def init_warp(
 ):
     """Initialises the barriers of slots that FILLERS roles fill and all eight math warps release.
 
-    check: the row that `allocate` returns; where it is not at the expected address, neither is anything else: a trap.
+    check: the line that `allocate` returns; where it is not at the expected address, neither is anything else: a trap.
     """
     TOKEN: gl.constexpr = 0x47454D4D
     init: gl.constexpr = _init_asm(BLOCK_SIZE_M, STAGES, FILLERS)
@@ -131,9 +131,9 @@ def _product(columns, wave):
 
 
 @gluon.constexpr_function
-def low_columns(columns, block):
+def low_columns(columns, scale_block):
     """The numbers of columns that a tile can have before an edge between blocks of w's scales, each once."""
-    return sorted({min(columns, block - i * columns % block) for i in range(block)}, reverse=True)
+    return sorted({min(columns, scale_block - i * columns % scale_block) for i in range(scale_block)}, reverse=True)
 
 
 @gluon.constexpr_function
@@ -179,7 +179,7 @@ def _slot_addresses(block_m, block_n):
     """PTX: the addresses of a slot's barriers, of the thread's scales in it, and the descriptors of its x and w."""
     return (
         "mad.lo.u32 full, slot, 8, fulls; mad.lo.u32 empty, slot, 8, empties;"
-        f" mad.lo.u32 rows, slot, {4 * block_m}, all_rows;"
+        f" mad.lo.u32 scales, slot, {4 * block_m}, first_scales;"
         f" mul.wide.u32 x, slot, {8 * block_m}; add.s64 x_slot, x, x_first;"
         f" mul.wide.u32 w, slot, {8 * block_n}; add.s64 w_slot, w, w_first;"
     )
@@ -204,12 +204,12 @@ def _wait():
 @gluon.constexpr_function
 def _block(columns, block_m, block_n, stages, low, direct, i):
     """PTX of K block i of an iteration: (the instructions if its slot is full by now, those that wait for it)."""
-    edges, waves, name = low < columns, block_m // 128, f"{low}_{i}"
+    edges, waves, name = low < columns, wave_count(block_m), f"{low}_{i}"
     body = [f"@!ready bra.uni wait_{name};", f"full_{name}:", "setp.gt.s32 more, left, 1; selp.b64 step, 4, 0, more;"]
     body += ["add.s64 lows, lows, step; add.s64 highs, highs, step;"]
     for wave in range(waves):
         if not direct:
-            body += [f"ld.shared.f32 r0, [rows + {256 * wave}]; ld.shared.f32 r1, [rows + {256 * wave + 32}];"]
+            body += [f"ld.shared.f32 r0, [scales + {256 * wave}]; ld.shared.f32 r1, [scales + {256 * wave + 32}];"]
         body += [_product(columns, wave)]
         if wave == 0:
             body += ["ld.global.f32 next_low, [lows];", "ld.global.f32 next_high, [highs];" if edges else ""]
@@ -246,7 +246,7 @@ def _loop(columns, block_m, block_n, stages, low, direct):
 def _begin(sums, given, block_m, block_n, stages, row, edges):
     """PTX before the loops: empty sums, and what the operands determine."""
     slots = stages * block_m * 128
-    barriers = slots + scale_rows(block_m, stages) * row_bytes()
+    barriers = slots + scale_lines(block_m, stages) * line_bytes()
     whole = zip(("slot", "phase", "left", "edge"), given[4:8], strict=True)
     wide = zip(("x_first", "w_first", "lows", "highs"), given[:4], strict=True)
     return " ".join(
@@ -255,9 +255,9 @@ def _begin(sums, given, block_m, block_n, stages, row, edges):
             *(f"mov.b64 {name}, {operand};" for name, operand in wide),
             # From lane 0, so that ptxas knows that they are the same in a warp.
             *(f"shfl.sync.idx.b32 {name}, {operand}, 0, 31, -1;" for name, operand in whole),
-            f"mov.u32 at, global_smem; add.u32 fulls, at, {barriers}; add.u32 empties, fulls, {row_bytes()};",
+            f"mov.u32 at, global_smem; add.u32 fulls, at, {barriers}; add.u32 empties, fulls, {line_bytes()};",
             # Not from %tid.x: with that ptxas computes a worker's addresses and descriptors for each thread.
-            f"mad.lo.u32 all_rows, {given[8]}, 4, at; add.u32 all_rows, all_rows, {slots + 4 * row};",
+            f"mad.lo.u32 first_scales, {given[8]}, 4, at; add.u32 first_scales, first_scales, {slots + 4 * row};",
             "mov.u32 at, %laneid; setp.eq.u32 leader, at, 0;",
             # Plus 0, as rows are less than 64, which ptxas does not know: so each thread has an address and a load of
             # its own. One load for the warp would be waited for before the product that it is to overlap.
@@ -282,13 +282,13 @@ def _begin_rows(given, columns, block_m):
 
 
 @gluon.constexpr_function
-def loop_asm(columns, parts, block_m, block_n, stages, row, block, direct):
+def loop_asm(columns, parts, block_m, block_n, stages, row, scale_block, direct):
     """PTX of the loops. Operands after the sums, as often as a part has registers: those of multiply_at_own_pace."""
-    sums, width, lows = block_m // 128 * columns // 2, columns // 2 // parts, low_columns(columns, block)
+    sums, width, lows = wave_count(block_m) * columns // 2, columns // 2 // parts, low_columns(columns, scale_block)
     given = [f"${sums + i * width}" for i in range(12)]
     registers = [
         ".reg .pred p, ready, more, wrapped, leader;"
-        " .reg .b32 at, slot, phase, left, edge, full, empty, freed, rows, fulls, empties, all_rows;"
+        " .reg .b32 at, slot, phase, left, edge, full, empty, freed, scales, fulls, empties, first_scales;"
         " .reg .b64 x, w, x_slot, w_slot, x_first, w_first, lows, highs, step;"
         f" .reg .f32 d<{columns // 2}>; .reg .f32 r0, r1, l0, l1, h0, h1, low, high, next_low, next_high;"
     ]
@@ -341,7 +341,7 @@ def multiply_at_own_pace(
     high_ptr: w's scales along K of the columns before `edge` and from there on. rows_scales: RowScales, or None: x's
     scales are in the slots. blocks: at least 1.
     """
-    PARTS: gl.constexpr = wg.BLOCK_SIZE_M // 128 * wg.PARTS
+    PARTS: gl.constexpr = wave_count(wg.BLOCK_SIZE_M) * wg.PARTS
     DIRECT: gl.constexpr = rows_scales is not None
     text: gl.constexpr = loop_asm(
         wg.COLUMNS, wg.PARTS, wg.BLOCK_SIZE_M, wg.BLOCK_SIZE_N, STAGES, wg.ROW, SCALE_BLOCK, DIRECT
