@@ -4,7 +4,8 @@ x and w are e4m3fn (e4m3fnuz on gfx942), row-major with K innermost. x_scale is 
 elements of a row; w_scale is fp32 [ceil(N/128), ceil(K/128)], one for a 128 x 128 tile. Accumulation is fp32, out is
 bf16, fp16 or fp32; N and K may be ragged. This module has the key columns, the product of a key and the launch of
 _kernel.py; _gluon.py launches _hopper_kernel.py; _engine.py launches _engine_kernel.py, which has the form of vLLM's
-and SGLang's kernels, for their configuration files. Kernels for few rows are in gemmpipe/templates/small_m.py.
+and SGLang's kernels, for their configuration files. Kernels for few rows are in gemmpipe/templates/small_m.py and
+streamed.py.
 """
 
 from collections.abc import Mapping
@@ -32,6 +33,7 @@ from gemmpipe.templates.params import (
     tile_constants,
 )
 from gemmpipe.templates.small_m import Skinny, Sliced
+from gemmpipe.templates.streamed import Streamed
 from gemmpipe.templates.tiled import TiledKernel
 
 
@@ -123,7 +125,7 @@ FAMILY = Family(
     flops=flops,
     bytes_moved=bytes_moved,
     baseline=("scaled_mm", "torch"),
-    implementations=(Blockscale(), BlockscaleWarpSpecialised(), Skinny(), Sliced()),
+    implementations=(Blockscale(), BlockscaleWarpSpecialised(), Skinny(), Sliced(), Streamed()),
     engine_kernels={
         "vllm": EngineBlockscale(label="vllm", stepped=False, masks_always=True),
         "sglang": EngineBlockscaleHopper(label="sglang", stepped=True, masks_always=False),

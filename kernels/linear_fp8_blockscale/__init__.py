@@ -7,7 +7,7 @@ the format's greatest value), or multiply it as it is; accumulation is fp32. Can
 
 - `triton`, `gluon`, `skinny`, `sliced`: a launch that quantises x, then the product of a8w8_blockscale;
 - `fused`: one launch that quantises x within the product;
-- `fused_sliced`: the same within the sliced product;
+- `fused_sliced`, `fused_streamed`: the same within the sliced and the streamed product;
 - `weight_only`: one launch that converts w to x's type;
 - `quantised_library`: a launch that quantises x, then a library's product.
 
@@ -30,6 +30,7 @@ from gemmpipe.kernels.linear_fp8_blockscale._triton import OneLaunch
 from gemmpipe.templates.params import SCALE_BLOCKS
 from gemmpipe.templates.quantise import QuantisedFirst
 from gemmpipe.templates.small_m import Skinny, Sliced
+from gemmpipe.templates.streamed import FusedStreamed
 
 if TYPE_CHECKING:
     import torch
@@ -93,6 +94,7 @@ FAMILY = Family(
         QuantisedFirst(product=Sliced()),
         OneLaunch(quantises=True),
         FusedSliced(),
+        FusedStreamed(),
         OneLaunch(quantises=False),
     ),
 )

@@ -11,7 +11,10 @@ from gemmpipe.cli.aiter_flags import _AITER_FLAGS, _SINGLE_DASH
 from gemmpipe.cli.main import main
 from gemmpipe.pipeline.plan import Plan
 
-DEFAULT = "triton,gluon,skinny,sliced,fused,fused_sliced,weight_only,torch,scaled_mm,quantised_library,onednn"
+DEFAULT = (
+    "triton,gluon,skinny,sliced,streamed,fused,fused_sliced,fused_streamed,weight_only,"
+    "torch,scaled_mm,quantised_library,onednn"
+)
 FLAGS = {
     "--errRatio 0.01": "stages.bench.err_ratio=0.01",
     "--mp 4": "executor.workers=4",

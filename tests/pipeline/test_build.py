@@ -120,7 +120,7 @@ def test_the_defaults_of_the_readme(plans: list[Plan]) -> None:
     plain = ("version", "output", "profile", "batch", "retune", "verbose", "resume", "reuse")
     assert [config[key] for key in plain] == [1, "outputs/tuned", None, 100, False, False, None, None]
     assert list(plans[0].formats) == ["csv", "triton_json"]
-    own = ["triton", "gluon", "skinny", "sliced", "fused", "fused_sliced", "weight_only"]
+    own = ["triton", "gluon", "skinny", "sliced", "streamed", "fused", "fused_sliced", "fused_streamed", "weight_only"]
     assert list(plans[0].backends) == [*own, "torch", "scaled_mm", "quantised_library", "onednn"]
     assert plans[0].executor.timeout_s == 60  # type: ignore[attr-defined]
 

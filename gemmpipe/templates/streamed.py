@@ -1,0 +1,154 @@
+"""Host side of the streamed kernels (streamed_kernel.py): up to 8 rows, each warp streams its share of w by itself.
+
+`Streamed` multiplies fp8 operands with block scales; `FusedStreamed` takes x in 16 bits and quantises it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from gemmpipe.core.data import Device, Knobs, Scalar
+from gemmpipe.family import GemmSpec
+from gemmpipe.family.dtypes import DTYPES_16BIT, FP8_MAX
+from gemmpipe.templates.constraints import launch_violation
+from gemmpipe.templates.params import SCALE_BLOCK, TRITON_TYPES, int_knob, operand_pointers, size_arguments
+from gemmpipe.templates.quantise import by_row, quantised_spec, weight_only_violation
+from gemmpipe.templates.small_m import SCALING_VIOLATION, SmallMKernel, scale_granularity
+from gemmpipe.templates.streamed_kernel import shared_lines
+from gemmpipe.templates.streamed_rows import reads
+from gemmpipe.templates.tiled import ceil_div, next_power_of_2
+
+_MAX_ROWS = 8
+_COLUMNS = (8, 16, 32)
+_MAX_READS = {"fp8": 64, "fp16": 32, "bf16": 32}
+"""Reads of x of a thread by x's type: each is converted by instructions of its own, 20 of fp8 and 70 of 16 bits."""
+
+
+def blocks_per_warp(spec: GemmSpec, knobs: Knobs) -> int:
+    """K blocks of a warp, rounded up."""
+    return ceil_div(spec.k, SCALE_BLOCK * int_knob(knobs, "num_warps"))
+
+
+def streamed_shared_bytes(spec: GemmSpec, knobs: Knobs) -> int:
+    """Shared memory of a program."""
+    rows, columns = int_knob(knobs, "BLOCK_SIZE_M"), int_knob(knobs, "BLOCK_SIZE_N")
+    warps, stages = int_knob(knobs, "num_warps"), int_knob(knobs, "num_stages")
+    return 1024 * int(shared_lines(rows, columns, warps, stages, blocks_per_warp(spec, knobs)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Streamed(SmallMKernel):
+    """`streamed`: a warp's K blocks of w come through a ring of its own; x is kept in shared memory."""
+
+    label = "streamed"
+    kernel: str = "gemmpipe.templates.streamed_kernel:streamed"
+    supports_pdl: bool = False
+
+    def normalise(self, spec: GemmSpec, knobs: Knobs, device: Device) -> Knobs:
+        """Its own knobs: a step along K is a block of each warp, and a warp has no more slots than blocks."""
+        kept = dict(super().normalise(spec, knobs, device))
+        kept["BLOCK_SIZE_K"] = SCALE_BLOCK * int_knob(kept, "num_warps")
+        kept["num_stages"] = min(int_knob(kept, "num_stages"), blocks_per_warp(spec, kept))
+        return kept
+
+    def kind(self, spec: GemmSpec) -> str:
+        """x's type: `fp8`, or `bf16` or `fp16`, which are quantised."""
+        return TRITON_TYPES[spec.x_dtype] if spec.x_dtype in DTYPES_16BIT else "fp8"
+
+    def operands_violation(self, spec: GemmSpec, knobs: Knobs, device: Device) -> str | None:
+        """`rule: detail` of the first rule on operands that is broken, or None."""
+        return launch_violation(spec, knobs, device) or (
+            None if scale_granularity(spec) == "block" and spec.x_dtype in FP8_MAX else SCALING_VIOLATION
+        )
+
+    def unsupported_reason(self, spec: GemmSpec, knobs: Knobs, device: Device) -> str | None:
+        """`rule: detail` of the first rule broken, or None."""
+        m, n = int_knob(knobs, "BLOCK_SIZE_M"), int_knob(knobs, "BLOCK_SIZE_N")
+        if device.vendor != "nvidia" and device.kind != "cpu":
+            return f"vendor: {device.gfx} has no copies that bypass registers and no 16 x 8 matrix instruction"
+        if reason := self.operands_violation(spec, knobs, device):
+            return reason
+        if n not in _COLUMNS or m > _MAX_ROWS:
+            return f"tile: {m}x{n}, a program has {_MAX_ROWS} rows at most, {', '.join(map(str, _COLUMNS))} columns"
+        if spec.m > m:
+            return f"rows: M={spec.m}, a program has all rows of x, here {m}"
+        if spec.n % n or spec.k % SCALE_BLOCK:
+            return f"sizes: N={spec.n} and K={spec.k}, multiples of {n} and {SCALE_BLOCK} are copied whole"
+        return self._resources_violation(spec, knobs, device)
+
+    def _resources_violation(self, spec: GemmSpec, knobs: Knobs, device: Device) -> str | None:
+        m, blocks = int_knob(knobs, "BLOCK_SIZE_M"), blocks_per_warp(spec, knobs)
+        if blocks > device.warp_size:
+            return f"blocks: {blocks} of a warp, of which each of {device.warp_size} threads holds one scale"
+        kind = self.kind(spec)
+        if m * reads(blocks, kind) > _MAX_READS[kind]:
+            return f"instructions: {m * reads(blocks, kind)} reads of x by a thread, {_MAX_READS[kind]} at most"
+        needed = streamed_shared_bytes(spec, knobs)
+        if needed > device.shared_bytes:
+            return f"shared memory: {needed} bytes, {device.shared_bytes} per block on {device.gfx}"
+        return None
+
+    def dominated_reason(self, spec: GemmSpec, knobs: Knobs, device: Device) -> str | None:
+        """`rule: detail` for rows of padding and for warps without a K block, or None."""
+        m, warps = int_knob(knobs, "BLOCK_SIZE_M"), int_knob(knobs, "num_warps")
+        if m != next_power_of_2(spec.m):
+            return f"tile beyond the problem: {m} rows for M={spec.m}"
+        if warps > ceil_div(spec.k, SCALE_BLOCK):
+            return f"warps: {warps} for {ceil_div(spec.k, SCALE_BLOCK)} blocks along K"
+        return None
+
+    def knobs_from_row(self, row: Mapping[str, Scalar], spec: GemmSpec, device: Device) -> Knobs | None:
+        """Knobs for a row without any: 16 columns per program, unmeasured."""
+        for warps in (8, 16, 4, 2, 1):
+            tile: dict[str, Scalar] = {"BLOCK_SIZE_M": next_power_of_2(spec.m), "BLOCK_SIZE_N": 16}
+            tile |= {"num_warps": warps, "num_stages": 2}
+            knobs = self.normalise(spec, tile, device)
+            if self.unsupported_reason(spec, knobs, device) is None:
+                return knobs
+        return None
+
+    def integers(self, spec: GemmSpec) -> Mapping[str, int]:
+        """Sizes and row strides; w is not prefetched."""
+        return size_arguments(spec, scale_group=SCALE_BLOCK)
+
+    def constants(self, spec: GemmSpec, knobs: Knobs) -> Mapping[str, Scalar]:
+        """The tile, warps, slots of a ring, and K blocks of a warp."""
+        return {
+            "BLOCK_SIZE_M": knobs["BLOCK_SIZE_M"],
+            "BLOCK_SIZE_N": knobs["BLOCK_SIZE_N"],
+            "WARPS": knobs["num_warps"],
+            "STAGES": knobs["num_stages"],
+            "BLOCKS": blocks_per_warp(spec, knobs),
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class FusedStreamed(Streamed):
+    """`fused_streamed`: as `streamed`, for x in 16 bits, which every warp quantises before it multiplies."""
+
+    label = "fused_streamed"
+    kernel: str = "gemmpipe.templates.streamed_kernel:linear_streamed"
+    supports_m_major_scales: bool = False
+
+    def operands_violation(self, spec: GemmSpec, knobs: Knobs, device: Device) -> str | None:
+        """`rule: detail` of the first rule on operands that is broken, or None."""
+        if reason := weight_only_violation(spec):
+            return reason
+        if reason := launch_violation(quantised_spec(spec), knobs, device):  # fp8 formats of the architecture
+            return reason
+        return "scales: the scale of a whole row of x is known only after the row is read" if by_row(spec) else None
+
+    def pointers(self, spec: GemmSpec) -> Mapping[str, str]:
+        """Operands, bias, the weight's scales and output."""
+        pointers = {**operand_pointers(spec), "w_scale_ptr": "*fp32"}
+        del pointers["x_scale_ptr"]
+        return pointers
+
+    def integers(self, spec: GemmSpec) -> Mapping[str, int]:
+        """Sizes and row strides."""
+        sizes = size_arguments(spec, scale_group=SCALE_BLOCK)
+        del sizes["x_scale_stride"]
+        return sizes
+
+    def constants(self, spec: GemmSpec, knobs: Knobs) -> Mapping[str, Scalar]:
+        """Those of `streamed`, x's type, and the greatest value of w's."""
+        return {**super().constants(spec, knobs), "KIND": self.kind(spec), "TOP": FP8_MAX[spec.w_dtype]}

@@ -1,0 +1,213 @@
+"""PTX of the streamed kernels' rows of x (streamed_kernel.py): read, quantised if in 16 bits, kept as fp16.
+
+A warp reads its K blocks of a few rows at once, 16 bytes a thread: of fp8 four blocks, of 16 bits two. A block of 16
+bits is quantised to fp8 so that its largest magnitude becomes the greatest fp8 value; fp16 has every value of fp8.
+"""
+
+import math
+from dataclasses import dataclass
+
+from triton.experimental import gluon
+
+# mypy: disable-error-code="untyped-decorator,no-untyped-def"
+
+
+@gluon.constexpr_function
+def block_elements():
+    """Elements of a K block, and bytes of one of w; a function, as a kernel's hash covers its code."""
+    return 128
+
+
+@gluon.constexpr_function
+def table_rows(rows):
+    """Scales of a K block in shared memory: one for one row of x, else one per column of the matrix instruction."""
+    return 1 if rows == 1 else 8
+
+
+@gluon.constexpr_function
+def x_row_bytes(blocks):
+    """Bytes of a row of x's blocks in fp16: 16 more than needed, so that two rows have no bank in common."""
+    return blocks * 2 * block_elements() + 16
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What the PTX depends on: rows of x, columns, warps, slots of a ring, K blocks of a warp, x's type.
+
+    kind: `fp8`, or `bf16` or `fp16`, which are quantised.
+    """
+
+    rows: int
+    columns: int
+    warps: int
+    stages: int
+    blocks: int
+    kind: str
+
+
+@gluon.constexpr_function
+def _lanes(s):
+    """Threads that read a K block of a row of x, 16 bytes each; 32 of them read a few blocks at once."""
+    return 8 if s.kind == "fp8" else 16
+
+
+@gluon.constexpr_function
+def reads(blocks, kind):
+    """Reads of 16 bytes of a thread for a row of x."""
+    return -(-blocks // (4 if kind == "fp8" else 2))
+
+
+@gluon.constexpr_function
+def rows_at_once(s):
+    """Rows of x that are read before the first of them is converted: to 64 registers at most, one row at least."""
+    return max(1, min(s.rows, 16 // reads(s.blocks, s.kind)))
+
+
+@gluon.constexpr_function
+def prepare_reads(s, given):
+    """PTX: this thread's place in the blocks of x that are read at once: 16 bytes `piece` of `block`."""
+    size = block_elements() * (1 if s.kind == "fp8" else 2)
+    return (
+        f"shr.u32 block, lane, {_lanes(s).bit_length() - 1}; and.b32 piece, lane, {_lanes(s) - 1};"
+        f" mad.lo.u32 at, block, {s.warps}, warp; mul.wide.u32 x_from, at, {size};"
+        f" mul.wide.u32 wide, piece, 16; add.s64 x_from, x_from, wide; add.s64 x_from, x_from, {given['x']};"
+    )
+
+
+@gluon.constexpr_function
+def _is_block(s, read):
+    """PTX: p = whether the warp has the block that this thread reads."""
+    return f"add.u32 at, block, {read * 32 // _lanes(s)}; setp.lt.s32 p, at, count;"
+
+
+@gluon.constexpr_function
+def load_rows(s, given, first):
+    """PTX: read rows_at_once rows of x from `first` on; beyond x its last row again."""
+    count, text = reads(s.blocks, s.kind), []
+    size = s.warps * 32 // _lanes(s) * block_elements() * (1 if s.kind == "fp8" else 2)
+    for row in range(min(rows_at_once(s), s.rows - first)):
+        text += ["mov.b64 from, x_from;"]
+        if first + row:
+            text += [f"sub.s32 at, {given['M']}, 1; min.s32 at, at, {first + row};"]
+            text += [f"mul.wide.s32 wide, at, {given['x_stride']}; add.s64 from, from, wide;"]
+        for read in range(count):
+            names = ", ".join(f"loaded{(row * count + read) * 4 + i}" for i in range(4))
+            text += [_is_block(s, read), f"@p ld.global.v4.b32 {{{names}}}, [from + {read * size}];"]
+    return " ".join(text)
+
+
+@gluon.constexpr_function
+def load_scales(s, given):
+    """PTX: the scales of the warp's K blocks, past the end those of the last one.
+
+    With x in fp8 lane i loads those of block i; else each thread loads w's of the blocks that it reads.
+    """
+    text = [f"sub.s32 i, {given['blocks']}, 1;"]
+    if s.kind != "fp8":
+        for read in range(reads(s.blocks, s.kind)):
+            text += [f"add.u32 at, block, {read * 32 // _lanes(s)}; mad.lo.u32 at, at, {s.warps}, warp;"]
+            text += [f"min.s32 at, at, i; mul.wide.s32 wide, at, 4; add.s64 from, {given['w_scale']}, wide;"]
+            text += [f"ld.global.f32 w_scale{read}, [from];"]
+        return " ".join(text)
+    text += [f"mad.lo.u32 at, lane, {s.warps}, warp; min.s32 at, at, i;"]
+    text += [f"mul.wide.s32 wide, at, 4; add.s64 from, {given['w_scale']}, wide; ld.global.f32 w_scale0, [from];"]
+    text += [f"mul.wide.s32 wide, at, {given['scale_block']}; shl.b64 wide, wide, 2;"]
+    text += [f"add.s64 from, {given['x_scale']}, wide; sub.s32 i, {given['M']}, 1;"]
+    for row in range(s.rows):
+        if row:
+            text += [f"min.s32 j, i, {row}; mul.wide.s32 wide, j, {given['scale_row']}; shl.b64 wide, wide, 2;"]
+        text += [f"add.s64 wide, wide, from; ld.global.f32 x_scales{row}, [wide];" if row else ""]
+        text += ["" if row else "ld.global.f32 x_scales0, [from];"]
+    return " ".join(text)
+
+
+@gluon.constexpr_function
+def _largest(s, registers):
+    """PTX: scale = the largest magnitude of a K block, of which each of 16 threads holds eight values."""
+    kind = "bf16x2" if s.kind == "bf16" else "f16x2"
+    text = [f"and.b32 half{i}, {name}, 0x7fff7fff;" for i, name in enumerate(registers)]
+    text += [f"max.{kind} half0, half0, half1; max.{kind} half2, half2, half3; max.{kind} half0, half0, half2;"]
+    text += [_values(s, ["half0"]), "max.f32 scale, value0, value1;"]
+    text += [f"shfl.sync.bfly.b32 read, scale, {8 >> i}, 31, -1; max.f32 scale, scale, read;" for i in range(4)]
+    return " ".join(text)
+
+
+@gluon.constexpr_function
+def _values(s, registers):
+    """PTX: value0, ... = the values of registers of two each, in fp32."""
+    if s.kind == "fp16":
+        return " ".join(
+            f"mov.b32 {{low, high}}, {name}; cvt.f32.f16 value{2 * i}, low; cvt.f32.f16 value{2 * i + 1}, high;"
+            for i, name in enumerate(registers)
+        )
+    return " ".join(
+        f"shl.b32 at, {name}, 16; mov.b32 value{2 * i}, at;"
+        f" and.b32 at, {name}, 0xffff0000; mov.b32 value{2 * i + 1}, at;"
+        for i, name in enumerate(registers)
+    )
+
+
+@gluon.constexpr_function
+def _quantise(s, registers, top):
+    """PTX: half0 to half3 = eight values of a K block of x, rounded to fp8, in fp16; scale = that of the block.
+
+    The scale is the largest magnitude over `top`, at least 2^-126, of which the reciprocal is finite.
+    """
+    text = [_largest(s, registers), f"div.full.f32 scale, scale, {_hex(top)}; max.f32 scale, scale, {_hex(2.0**-126)};"]
+    text += [f"div.full.f32 read, {_hex(1.0)}, scale;", _values(s, registers)]
+    text += [f"mul.f32 value{i}, value{i}, read;" for i in range(8)]
+    for i in range(4):
+        text += [f"cvt.rn.satfinite.e4m3x2.f32 low, value{2 * i + 1}, value{2 * i}; cvt.rn.f16x2.e4m3x2 half{i}, low;"]
+    return " ".join(text)
+
+
+@gluon.constexpr_function
+def _hex(value):
+    """A positive constant of PTX: its bits in fp32."""
+    fraction, exponent = math.frexp(value)
+    return f"0f{(exponent + 126 << 23) + int((2 * fraction - 1) * 2**23):08X}"
+
+
+@gluon.constexpr_function
+def _keep_read(s, row, read, registers, top):
+    """PTX: keep 16 bytes that were read of a row of x in shared memory in fp16; if quantised, scales times w's."""
+    place = row * x_row_bytes(s.blocks) + read * 32 // _lanes(s) * 2 * block_elements()
+    if s.kind == "fp8":
+        text = [
+            f"mov.b32 {{low, high}}, {name};"
+            f" cvt.rn.f16x2.e4m3x2 half{2 * i}, low; cvt.rn.f16x2.e4m3x2 half{2 * i + 1}, high;"
+            for i, name in enumerate(registers)
+        ]
+    else:
+        text = [_quantise(s, registers, top)]
+    text += [_is_block(s, read)]
+    for i in range(2 if s.kind == "fp8" else 1):
+        names = ", ".join(f"half{4 * i + j}" for j in range(4))
+        text += [f"@p st.shared.v4.b32 [x_at + {place + 16 * i}], {{{names}}};"]
+    if s.kind != "fp8":
+        at = 4 * (read * 32 // _lanes(s) * table_rows(s.rows) + row)
+        text += [f"mul.f32 scale, scale, w_scale{read}; setp.eq.and.u32 q, piece, 0, p;"]
+        text += [f"@q st.shared.f32 [scale_at + {at}], scale;"]
+    return " ".join(text)
+
+
+@gluon.constexpr_function
+def keep_rows(s, given, top):
+    """PTX: keep all rows of x in shared memory in fp16, and the products of scales: a table by K block and row."""
+    count, each = reads(s.blocks, s.kind), rows_at_once(s)
+    text = [f"mad.lo.u32 x_at, block, {2 * block_elements()}, rows; mad.lo.u32 x_at, piece, {256 // _lanes(s)}, x_at;"]
+    of = "lane" if s.kind == "fp8" else "block"
+    text += [f"mad.lo.u32 scale_at, {of}, {4 * table_rows(s.rows)}, scales;"]
+    for first in range(0, s.rows, each):
+        if first:
+            text += [f"setp.le.s32 p, {given['M']}, {first}; @p bra.uni kept;", load_rows(s, given, first)]
+        for row in range(min(each, s.rows - first)):
+            for read in range(count):
+                registers = [f"loaded{(row * count + read) * 4 + i}" for i in range(4)]
+                text += [_keep_read(s, first + row, read, registers, top)]
+    text += ["kept:"]
+    if s.kind == "fp8":
+        text += [f"setp.lt.s32 within, lane, {s.blocks};"]
+        for row in range(s.rows):
+            text += [f"mul.f32 scale, x_scales{row}, w_scale0; @within st.shared.f32 [scale_at + {4 * row}], scale;"]
+    return " ".join(text)
