@@ -19,6 +19,7 @@ _FIXED: dict[str, tuple[str, str]] = {  # light, dark; contrast with the backgro
     "triton": ("#7048e8", "#b197fc"),
     "gluon": ("#0b7285", "#3bc9db"),
     "sliced": ("#c2255c", "#faa2c1"),
+    "streamed": ("#5f3dc4", "#c0b3ff"),
     "skinny": ("#a66b00", "#ffd43b"),
     "torch": ("#5c6873", "#adb5bd"),
     "scaled_mm": ("#2b8a3e", "#69db7c"),
