@@ -1,6 +1,6 @@
 """Host side of the streamed kernels (streamed_kernel.py): up to 8 rows, each warp streams its share of w by itself.
 
-`Streamed` multiplies fp8 operands with block scales; `FusedStreamed` takes x in 16 bits and quantises it.
+`Streamed` multiplies operands in fp8 or 16 bits; `FusedStreamed` takes x in 16 bits and w in fp8, and quantises x.
 """
 
 from collections.abc import Mapping
@@ -8,31 +8,46 @@ from dataclasses import dataclass
 
 from gemmpipe.core.data import Device, Knobs, Scalar
 from gemmpipe.family import GemmSpec
-from gemmpipe.family.dtypes import DTYPES_16BIT, FP8_MAX
+from gemmpipe.family.dtypes import DTYPES_16BIT, FP8_MAX, element_bytes
 from gemmpipe.templates.constraints import launch_violation
 from gemmpipe.templates.params import SCALE_BLOCK, TRITON_TYPES, int_knob, operand_pointers, size_arguments
 from gemmpipe.templates.quantise import by_row, quantised_spec, weight_only_violation
 from gemmpipe.templates.small_m import SCALING_VIOLATION, SmallMKernel, scale_granularity
-from gemmpipe.templates.streamed_kernel import shared_lines
-from gemmpipe.templates.streamed_rows import reads
 from gemmpipe.templates.tiled import ceil_div, next_power_of_2
 
 _MAX_ROWS = 8
 _COLUMNS = (8, 16, 32)
-_MAX_READS = {"fp8": 64, "fp16": 32, "bf16": 32}
-"""Reads of x of a thread by x's type: each is converted by instructions of its own, 20 of fp8 and 70 of 16 bits."""
+_MAX_READS, _MAX_QUANTISED_READS = 64, 32
+"""Reads of x of a thread, each converted by instructions of its own: up to 20, or 70 that quantise."""
+_BLOCK_BYTES = 128
+
+
+def block_elements(spec: GemmSpec) -> int:
+    """Elements of a K block: 128 bytes of w."""
+    return int(_BLOCK_BYTES // element_bytes(spec.w_dtype))
 
 
 def blocks_per_warp(spec: GemmSpec, knobs: Knobs) -> int:
     """K blocks of a warp, rounded up."""
-    return ceil_div(spec.k, SCALE_BLOCK * int_knob(knobs, "num_warps"))
+    return ceil_div(spec.k, block_elements(spec) * int_knob(knobs, "num_warps"))
+
+
+def mode(spec: GemmSpec) -> str:
+    """The kernel's mode for these operands and scales (streamed_rows.Shape)."""
+    if spec.w_dtype in DTYPES_16BIT:
+        return TRITON_TYPES[spec.w_dtype]
+    if spec.x_dtype in DTYPES_16BIT:
+        return f"{TRITON_TYPES[spec.x_dtype]}_to_fp8"
+    return "fp8_blocks" if scale_granularity(spec) == "block" else "fp8"
 
 
 def streamed_shared_bytes(spec: GemmSpec, knobs: Knobs) -> int:
     """Shared memory of a program."""
+    from gemmpipe.templates.streamed_kernel import shared_lines  # needs Triton, which families do not
+
     rows, columns = int_knob(knobs, "BLOCK_SIZE_M"), int_knob(knobs, "BLOCK_SIZE_N")
     warps, stages = int_knob(knobs, "num_warps"), int_knob(knobs, "num_stages")
-    return 1024 * int(shared_lines(rows, columns, warps, stages, blocks_per_warp(spec, knobs)))
+    return 1024 * int(shared_lines(rows, columns, warps, stages, blocks_per_warp(spec, knobs), mode(spec)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,19 +61,19 @@ class Streamed(SmallMKernel):
     def normalise(self, spec: GemmSpec, knobs: Knobs, device: Device) -> Knobs:
         """Its own knobs: a step along K is a block of each warp, and a warp has no more slots than blocks."""
         kept = dict(super().normalise(spec, knobs, device))
-        kept["BLOCK_SIZE_K"] = SCALE_BLOCK * int_knob(kept, "num_warps")
-        kept["num_stages"] = min(int_knob(kept, "num_stages"), blocks_per_warp(spec, kept))
+        warps = int_knob(kept, "num_warps")
+        kept["BLOCK_SIZE_K"] = block_elements(spec) * next_power_of_2(max(1, warps))
+        if warps > 0:  # others are refused later
+            kept["num_stages"] = min(int_knob(kept, "num_stages"), blocks_per_warp(spec, kept))
         return kept
-
-    def kind(self, spec: GemmSpec) -> str:
-        """x's type: `fp8`, or `bf16` or `fp16`, which are quantised."""
-        return TRITON_TYPES[spec.x_dtype] if spec.x_dtype in DTYPES_16BIT else "fp8"
 
     def operands_violation(self, spec: GemmSpec, knobs: Knobs, device: Device) -> str | None:
         """`rule: detail` of the first rule on operands that is broken, or None."""
-        return launch_violation(spec, knobs, device) or (
-            None if scale_granularity(spec) == "block" and spec.x_dtype in FP8_MAX else SCALING_VIOLATION
-        )
+        if reason := launch_violation(spec, knobs, device):
+            return reason
+        if spec.x_dtype != spec.w_dtype or spec.x_dtype not in (*DTYPES_16BIT, *FP8_MAX):
+            return f"operands: {spec.x_dtype} and {spec.w_dtype}, this kernel multiplies fp8 or 16 bits of one type"
+        return None if scale_granularity(spec) else SCALING_VIOLATION
 
     def unsupported_reason(self, spec: GemmSpec, knobs: Knobs, device: Device) -> str | None:
         """`rule: detail` of the first rule broken, or None."""
@@ -71,17 +86,20 @@ class Streamed(SmallMKernel):
             return f"tile: {m}x{n}, a program has {_MAX_ROWS} rows at most, {', '.join(map(str, _COLUMNS))} columns"
         if spec.m > m:
             return f"rows: M={spec.m}, a program has all rows of x, here {m}"
-        if spec.n % n or spec.k % SCALE_BLOCK:
-            return f"sizes: N={spec.n} and K={spec.k}, multiples of {n} and {SCALE_BLOCK} are copied whole"
+        if spec.n % n or spec.k % block_elements(spec):
+            return f"sizes: N={spec.n} and K={spec.k}, multiples of {n} and {block_elements(spec)} are copied whole"
         return self._resources_violation(spec, knobs, device)
 
     def _resources_violation(self, spec: GemmSpec, knobs: Knobs, device: Device) -> str | None:
+        from gemmpipe.templates.streamed_rows import reads
+
         m, blocks = int_knob(knobs, "BLOCK_SIZE_M"), blocks_per_warp(spec, knobs)
-        if blocks > device.warp_size:
+        if blocks > device.warp_size and mode(spec) == "fp8_blocks":
             return f"blocks: {blocks} of a warp, of which each of {device.warp_size} threads holds one scale"
-        kind = self.kind(spec)
-        if m * reads(blocks, kind) > _MAX_READS[kind]:
-            return f"instructions: {m * reads(blocks, kind)} reads of x by a thread, {_MAX_READS[kind]} at most"
+        count = m * int(reads(blocks, mode(spec)))
+        most = _MAX_READS if spec.x_dtype == spec.w_dtype else _MAX_QUANTISED_READS
+        if count > most:
+            return f"instructions: {count} reads of x by a thread, {most} at most"
         needed = streamed_shared_bytes(spec, knobs)
         if needed > device.shared_bytes:
             return f"shared memory: {needed} bytes, {device.shared_bytes} per block on {device.gfx}"
@@ -92,8 +110,8 @@ class Streamed(SmallMKernel):
         m, warps = int_knob(knobs, "BLOCK_SIZE_M"), int_knob(knobs, "num_warps")
         if m != next_power_of_2(spec.m):
             return f"tile beyond the problem: {m} rows for M={spec.m}"
-        if warps > ceil_div(spec.k, SCALE_BLOCK):
-            return f"warps: {warps} for {ceil_div(spec.k, SCALE_BLOCK)} blocks along K"
+        if warps > (blocks := ceil_div(spec.k, block_elements(spec))):
+            return f"warps: {warps} for {blocks} blocks along K"
         return None
 
     def knobs_from_row(self, row: Mapping[str, Scalar], spec: GemmSpec, device: Device) -> Knobs | None:
@@ -118,6 +136,8 @@ class Streamed(SmallMKernel):
             "WARPS": knobs["num_warps"],
             "STAGES": knobs["num_stages"],
             "BLOCKS": blocks_per_warp(spec, knobs),
+            "MODE": mode(spec),
+            **({"SCALES": scale_granularity(spec)} if spec.x_dtype == spec.w_dtype else {}),
         }
 
 
@@ -150,5 +170,5 @@ class FusedStreamed(Streamed):
         return sizes
 
     def constants(self, spec: GemmSpec, knobs: Knobs) -> Mapping[str, Scalar]:
-        """Those of `streamed`, x's type, and the greatest value of w's."""
-        return {**super().constants(spec, knobs), "KIND": self.kind(spec), "TOP": FP8_MAX[spec.w_dtype]}
+        """Those of `streamed`, and the greatest value of w's type."""
+        return {**super().constants(spec, knobs), "TOP": FP8_MAX[spec.w_dtype]}

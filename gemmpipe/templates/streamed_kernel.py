@@ -1,13 +1,13 @@
-"""The block-scaled product of up to 8 rows of x, in which each warp streams its share of w by itself, as PTX.
+"""Products of up to 8 rows of x, in which each warp streams its share of w by itself, as PTX.
 
-The K blocks (128 elements, one scale) of a program's columns of w are assigned to its warps in turn. A warp copies its
+The K blocks (128 bytes of a row) of a program's columns of w are assigned to its warps in turn. A warp copies its
 blocks through a ring of its own (cp.async), and waits for its own copies alone: the warps of a program meet once, when
-their sums are added up. While its first block is on the way, a warp reads its blocks of x and their scales: fp8 as it
-is, 16 bits quantised to fp8 (streamed_rows.py). They are kept in shared memory as fp16, which has every fp8 value, so
-that the loop only converts w. Products are those of m16n8k16 in fp16 with fp32 sums: rows of w on the wide side.
+their sums are added up. While its first block is on the way, a warp reads its blocks of x and keeps them in shared
+memory (streamed_rows.py): in 16 bits, fp8 as fp16, so that the loop converts nothing but w in fp8. Products are those
+of m16n8k16 in 16 bits with fp32 sums: rows of w on the wide side.
 
-The order of K within a block is free as long as both operands have the same: a thread holds 16 consecutive elements of
-a row, twice, as they lie in memory. PTX, since Triton synchronises all warps of a program before each step of its
+The order of K within a block is free as long as both operands have the same: a thread holds 16 consecutive bytes of a
+row, twice, as they lie in memory. PTX, since Triton synchronises all warps of a program before each step of its
 pipelines (docs/explanation/kernels.md). Addresses in shared memory count from its beginning, where Triton places the
 only allocation. Written in Gluon, which has no interpreter.
 """
@@ -17,6 +17,7 @@ from triton.experimental.gluon import language as gl
 
 from gemmpipe.templates.streamed_rows import (
     Shape,
+    block_bytes,
     block_elements,
     keep_rows,
     load_rows,
@@ -24,6 +25,7 @@ from gemmpipe.templates.streamed_rows import (
     prepare_reads,
     reads,
     rows_at_once,
+    scaled_blocks,
     table_rows,
     x_row_bytes,
 )
@@ -32,21 +34,21 @@ from gemmpipe.templates.streamed_rows import (
 
 
 @gluon.constexpr_function
-def shared_places(rows, columns, warps, stages, blocks):
+def shared_places(rows, columns, warps, stages, blocks, mode):
     """Where x, the scales and the sums begin in shared memory, and where they end; the rings are first.
 
-    rows: of x; columns: of the program; blocks: K blocks of a warp.
+    rows: of x; columns: of the program; blocks: K blocks of a warp; mode: see Shape.
     """
-    x = warps * stages * columns * block_elements()
-    scales = x + warps * rows * x_row_bytes(blocks)
-    sums = scales + warps * blocks * table_rows(rows) * 4
+    x = warps * stages * columns * block_bytes()
+    scales = x + warps * rows * x_row_bytes(blocks, mode)
+    sums = scales + warps * blocks * table_rows(rows, mode) * 4
     return x, scales, sums, sums + warps * columns * rows * 4
 
 
 @gluon.constexpr_function
-def shared_lines(rows, columns, warps, stages, blocks):
+def shared_lines(rows, columns, warps, stages, blocks, mode):
     """Lines of 1024 bytes that shared_places takes."""
-    return -(-shared_places(rows, columns, warps, stages, blocks)[3] // 1024)
+    return -(-shared_places(rows, columns, warps, stages, blocks, mode)[3] // 1024)
 
 
 @gluon.constexpr_function
@@ -65,14 +67,14 @@ def _groups(s):
 def _declare(s):
     """PTX: the registers."""
     groups, _ = _groups(s)
-    count = reads(s.blocks, s.kind)
+    count = reads(s.blocks, s.mode)
     return (
-        ".reg .pred p, q, within, first;"
+        ".reg .pred p, q, within;"
         " .reg .b32 thread, lane, warp, count, base, ring, rows, scales, row, part, at, to, i, j, block, piece;"
         " .reg .b32 slot, left, to_copy, to_slot, copy_to, w_even, w_odd, x_at, scale_at, w_at;"
-        " .reg .b64 from, copy_from, copy_row, x_from, step, wide; .reg .b16 low, high;"
+        " .reg .b64 from, copy_from, copy_row, x_from, wide; .reg .b16 low, high;"
         f" .reg .b32 loaded<{rows_at_once(s) * count * 4}>, w<{16 * groups}>, x<16>, half<8>;"
-        f" .reg .f32 zero, x_scale, scale, value<8>, x_scales<{s.rows}>, w_scale<{count}>, s0, s1, read, total;"
+        f" .reg .f32 zero, scale, value<8>, x_scales<{s.rows}>, w_scale<{count}>, s0, s1, read, total;"
         f" .reg .f32 sum<{4 * groups}>, d<{8 * groups}>;"
     )
 
@@ -80,8 +82,8 @@ def _declare(s):
 @gluon.constexpr_function
 def _begin(s, given):
     """PTX: this warp's K blocks, and its places in shared memory."""
-    x, scales, _, _ = shared_places(s.rows, s.columns, s.warps, s.stages, s.blocks)
-    ring = s.stages * s.columns * block_elements()
+    x, scales, _, _ = shared_places(s.rows, s.columns, s.warps, s.stages, s.blocks, s.mode)
+    ring = s.stages * s.columns * block_bytes()
     return (
         f"mov.b32 thread, {given['thread']}; and.b32 lane, thread, 31; mov.f32 zero, 0f00000000;"
         # From lane 0, so that ptxas knows that they are the same in a warp.
@@ -89,8 +91,9 @@ def _begin(s, given):
         f" sub.s32 count, {given['blocks']}, warp; add.s32 count, count, {s.warps - 1};"
         f" shr.s32 count, count, {s.warps.bit_length() - 1}; shfl.sync.idx.b32 count, count, 0, 31, -1;"
         f" mov.u32 base, global_smem; mad.lo.u32 ring, warp, {ring}, base;"
-        f" mad.lo.u32 rows, warp, {s.rows * x_row_bytes(s.blocks)}, base; add.u32 rows, rows, {x};"
-        f" mad.lo.u32 scales, warp, {4 * s.blocks * table_rows(s.rows)}, base; add.u32 scales, scales, {scales};"
+        f" mad.lo.u32 rows, warp, {s.rows * x_row_bytes(s.blocks, s.mode)}, base; add.u32 rows, rows, {x};"
+        f" mad.lo.u32 scales, warp, {4 * s.blocks * table_rows(s.rows, s.mode)}, base;"
+        f" add.u32 scales, scales, {scales};"
     )
 
 
@@ -102,9 +105,9 @@ def _prepare_copies(s, given):
     """
     return (
         "and.b32 j, lane, 7; shr.u32 i, lane, 3; and.b32 at, i, 1; shl.b32 at, at, 2; xor.b32 at, at, j;"
-        f" mad.lo.u32 copy_to, i, {block_elements()}, ring; mad.lo.u32 copy_to, at, 16, copy_to;"
+        f" mad.lo.u32 copy_to, i, {block_bytes()}, ring; mad.lo.u32 copy_to, at, 16, copy_to;"
         f" mul.wide.s32 copy_from, i, {given['w_stride']}; add.s64 copy_from, copy_from, {given['w']};"
-        f" mul.wide.u32 wide, warp, {block_elements()}; add.s64 copy_from, copy_from, wide;"
+        f" mul.wide.u32 wide, warp, {block_bytes()}; add.s64 copy_from, copy_from, wide;"
         f" mul.wide.u32 wide, j, 16; add.s64 copy_from, copy_from, wide; mul.wide.s32 copy_row, 4, {given['w_stride']};"
         " mov.b32 to_slot, 0; mov.b32 to_copy, count;"
     )
@@ -114,11 +117,11 @@ def _prepare_copies(s, given):
 def _copy_block(s, name):
     """PTX: start to copy the next K block, if there is one, to the next slot; one group of copies in any case."""
     text = ["setp.le.s32 p, to_copy, 0;", f"@p bra.uni {name};"]
-    text += [f"mad.lo.u32 to, to_slot, {s.columns * block_elements()}, copy_to; mov.b64 from, copy_from;"]
+    text += [f"mad.lo.u32 to, to_slot, {s.columns * block_bytes()}, copy_to; mov.b64 from, copy_from;"]
     for row in range(0, s.columns, 4):
-        text += [f"cp.async.cg.shared.global [to + {row * block_elements()}], [from], 16;"]
+        text += [f"cp.async.cg.shared.global [to + {row * block_bytes()}], [from], 16;"]
         text += ["add.s64 from, from, copy_row;" if row + 4 < s.columns else ""]
-    text += [f"add.s64 copy_from, copy_from, {s.warps * block_elements()}; sub.s32 to_copy, to_copy, 1;"]
+    text += [f"add.s64 copy_from, copy_from, {s.warps * block_bytes()}; sub.s32 to_copy, to_copy, 1;"]
     text += [f"add.u32 to_slot, to_slot, 1; setp.eq.u32 q, to_slot, {s.stages}; selp.b32 to_slot, 0, to_slot, q;"]
     return " ".join([*text, f"{name}: cp.async.commit_group;"])
 
@@ -127,18 +130,17 @@ def _copy_block(s, name):
 def _prepare_loop(s, given):
     """PTX: a thread's places of the operands: row (of w, of x) lane / 4, 16 elements from lane % 4 * 16 on."""
     groups, _ = _groups(s)
-    text = [f"mov.f32 sum{i}, zero;" for i in range(4 * groups)]
+    text = [f"mov.f32 sum{i}, zero;" for i in range(4 * groups)] + [f"mov.f32 d{i}, zero;" for i in range(8 * groups)]
     text += ["shr.u32 row, lane, 2; and.b32 part, lane, 3;"]
-    text += [f"mad.lo.u32 w_at, row, {block_elements()}, ring; mad.lo.u32 w_at, part, 16, w_at;"]
+    text += [f"mad.lo.u32 w_at, row, {block_bytes()}, ring; mad.lo.u32 w_at, part, 16, w_at;"]
     text += ["and.b32 at, row, 1; shl.b32 at, at, 6; add.u32 w_even, w_at, at;"]
-    text += ["xor.b32 at, at, 64; add.u32 w_odd, w_at, at; mad.lo.u32 x_at, part, 32, rows;"]
-    if s.rows == 1:
-        text += ["mov.b32 scale_at, scales;"]
-    else:
-        text += [
-            f"sub.s32 at, {given['M']}, 1; min.s32 at, at, row; mad.lo.u32 x_at, at, {x_row_bytes(s.blocks)}, x_at;"
-        ]
-        text += ["mad.lo.u32 scale_at, part, 8, scales;"]
+    text += [
+        f"xor.b32 at, at, 64; add.u32 w_odd, w_at, at; mad.lo.u32 x_at, part, {block_elements(s.mode) // 4}, rows;"
+    ]
+    if s.rows > 1:
+        text += [f"sub.s32 at, {given['M']}, 1; min.s32 at, at, row;"]
+        text += [f"mad.lo.u32 x_at, at, {x_row_bytes(s.blocks, s.mode)}, x_at;"]
+    text += ["mov.b32 scale_at, scales;" if s.rows == 1 else "mad.lo.u32 scale_at, part, 8, scales;"]
     return " ".join([*text, "mov.b32 slot, 0; mov.b32 left, count;"])
 
 
@@ -146,34 +148,57 @@ def _prepare_loop(s, given):
 def _load_operands(s):
     """PTX: the operands of a K block from shared memory, and the scales of this thread's columns of the product."""
     groups, halves = _groups(s)
-    text = [f"mul.lo.u32 at, slot, {s.columns * block_elements()}; add.u32 i, w_even, at; add.u32 j, w_odd, at;"]
+    text = [f"mul.lo.u32 at, slot, {s.columns * block_bytes()}; add.u32 i, w_even, at; add.u32 j, w_odd, at;"]
     for of in range(groups * halves):
         for chunk in range(2):
             names = ", ".join(f"w{(of // halves * 2 + of % halves) * 8 + chunk * 4 + i}" for i in range(4))
-            text += [f"ld.shared.v4.b32 {{{names}}}, [{'ij'[chunk]} + {of * 8 * block_elements()}];"]
-    for chunk in range(4):
-        names = ", ".join(f"x{chunk * 4 + i}" for i in range(4))
-        text += [f"ld.shared.v4.b32 {{{names}}}, [x_at + {chunk // 2 * 128 + chunk % 2 * 16}];"]
-    text += ["ld.shared.f32 s0, [scale_at];" if s.rows == 1 else "ld.shared.v2.f32 {s0, s1}, [scale_at];"]
+            text += [f"ld.shared.v4.b32 {{{names}}}, [{'ij'[chunk]} + {of * 8 * block_bytes()}];"]
+    quarters = 2 if block_elements(s.mode) == 64 else 4
+    for i in range(quarters):
+        names = ", ".join(f"x{i * 4 + j}" for j in range(4))
+        place = 64 * i if quarters == 2 else i // 2 * 128 + i % 2 * 16
+        text += [f"ld.shared.v4.b32 {{{names}}}, [x_at + {place}];"]
+    if scaled_blocks(s.mode):
+        text += ["ld.shared.f32 s0, [scale_at];" if s.rows == 1 else "ld.shared.v2.f32 {s0, s1}, [scale_at];"]
     return " ".join(text)
 
 
 @gluon.constexpr_function
+def _operands(s, group, chunk, step):
+    """(PTX, operands w and x of a matrix instruction) of 16 elements along K of half `chunk` of a block."""
+    _, halves = _groups(s)
+    if block_elements(s.mode) == 64:
+        w = [f"w{(group * 2 + side) * 8 + chunk * 4 + 2 * step + i}" for i in range(2) for side in range(halves)]
+        text, x = "", chunk * 4 + 2 * step
+    else:
+        text = " ".join(
+            f"mov.b32 {{low, high}}, w{(group * 2 + side) * 8 + chunk * 4 + step};"
+            f" cvt.rn.f16x2.e4m3x2 half{side}, low; cvt.rn.f16x2.e4m3x2 half{2 + side}, high;"
+            for side in range(halves)
+        )
+        w = [f"half{2 * i + side}" for i in range(2) for side in range(halves)]
+        x = chunk * 8 + 2 * step
+    return text, ", ".join(w if halves == 2 else [w[0], "0", w[1], "0"]), f"x{x}, x{x + 1}"
+
+
+@gluon.constexpr_function
 def _multiply(s):
-    """PTX: the products of a K block, of its halves apart, so that one need not wait for the other."""
-    groups, halves = _groups(s)
-    text = []
-    for step in range(4):
+    """PTX: the products of a K block, of its halves apart, so that one need not wait for the other.
+
+    With block scales those of a block alone, else added to those before.
+    """
+    groups, _ = _groups(s)
+    kind, text = "bf16" if s.mode == "bf16" else "f16", []
+    for step in range(2 if block_elements(s.mode) == 64 else 4):
         for chunk in range(2):
             for group in range(groups):
                 d = ", ".join(f"d{group * 8 + chunk * 4 + i}" for i in range(4))
-                old = d if step else ", ".join(["zero"] * 4)
-                for side in range(halves):
-                    text += [f"mov.b32 {{low, high}}, w{(group * 2 + side) * 8 + chunk * 4 + step};"]
-                    text += [f"cvt.rn.f16x2.e4m3x2 half{side}, low; cvt.rn.f16x2.e4m3x2 half{2 + side}, high;"]
-                w = "half0, half1, half2, half3" if halves == 2 else "half0, 0, half2, 0"
-                x = f"x{chunk * 8 + 2 * step}, x{chunk * 8 + 2 * step + 1}"
-                text += [f"mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {{{d}}}, {{{w}}}, {{{x}}}, {{{old}}};"]
+                old = d if step or not scaled_blocks(s.mode) else ", ".join(["zero"] * 4)
+                converted, w, x = _operands(s, group, chunk, step)
+                text += [converted]
+                text += [
+                    f"mma.sync.aligned.m16n8k16.row.col.f32.{kind}.{kind}.f32 {{{d}}}, {{{w}}}, {{{x}}}, {{{old}}};"
+                ]
     return " ".join(text)
 
 
@@ -185,20 +210,32 @@ def _kept_sums(s):
 
 
 @gluon.constexpr_function
-def _loop(s):
-    """PTX: all K blocks of the warp, each slot filled again when its block is multiplied."""
-    add = " ".join(
+def _add_products(s):
+    """PTX: sum += the products of both halves, times the scale of a K block."""
+    return " ".join(
         f"add.f32 d{8 * group + i}, d{8 * group + i}, d{8 * group + 4 + i};"
-        f" fma.rn.f32 sum{4 * group + i}, d{8 * group + i}, s{i % 2}, sum{4 * group + i};"
+        + (
+            f" fma.rn.f32 sum{4 * group + i}, d{8 * group + i}, s{i % 2}, sum{4 * group + i};"
+            if scaled_blocks(s.mode)
+            else f" add.f32 sum{4 * group + i}, sum{4 * group + i}, d{8 * group + i};"
+        )
         for group, i in _kept_sums(s)
     )
+
+
+@gluon.constexpr_function
+def _loop(s):
+    """PTX: all K blocks of the warp, each slot filled again when its block is multiplied."""
+    per_block = scaled_blocks(s.mode)
+    step = f"add.u32 scale_at, scale_at, {4 * table_rows(s.rows, s.mode)};" if per_block else ""
     return (
         "setp.le.s32 p, count, 0; @p bra.uni multiplied;"
-        f" next: cp.async.wait_group {s.stages - 1}; bar.warp.sync -1; {_load_operands(s)} {_multiply(s)} {add}"
-        f" bar.warp.sync -1; {_copy_block(s, 'copied')}"
+        f" next: cp.async.wait_group {s.stages - 1}; bar.warp.sync -1; {_load_operands(s)} {_multiply(s)}"
+        f" {_add_products(s) if per_block else ''} bar.warp.sync -1; {_copy_block(s, 'copied')}"
         f" add.u32 slot, slot, 1; setp.eq.u32 q, slot, {s.stages}; selp.b32 slot, 0, slot, q;"
-        f" add.u32 x_at, x_at, {2 * block_elements()}; add.u32 scale_at, scale_at, {4 * table_rows(s.rows)};"
-        " sub.s32 left, left, 1; setp.gt.s32 p, left, 0; @p bra.uni next; multiplied:"
+        f" add.u32 x_at, x_at, {2 * block_elements(s.mode)}; {step}"
+        " sub.s32 left, left, 1; setp.gt.s32 p, left, 0; @p bra.uni next;"
+        f" multiplied: {'' if per_block else _add_products(s)}"
     )
 
 
@@ -206,7 +243,7 @@ def _loop(s):
 def _add_warps(s):
     """PTX: store the warps' sums as [rows, columns] each, and add them up: elements thread, thread + threads, ..."""
     count, threads = s.columns * s.rows, 32 * s.warps
-    text = [f"add.u32 base, base, {shared_places(s.rows, s.columns, s.warps, s.stages, s.blocks)[2]};"]
+    text = [f"add.u32 base, base, {shared_places(s.rows, s.columns, s.warps, s.stages, s.blocks, s.mode)[2]};"]
     text += [f"mad.lo.u32 at, warp, {4 * count}, base; mad.lo.u32 at, row, 4, at;"]
     text += [f"mad.lo.u32 at, part, {8 * s.columns}, at; setp.lt.u32 p, part, {max(1, s.rows // 2)};"]
     for group, i in _kept_sums(s):
@@ -223,22 +260,14 @@ def _add_warps(s):
 
 
 @gluon.constexpr_function
-def streamed_asm(rows, columns, warps, stages, blocks, kind, top):
-    """The PTX. Operands after the sums: those of stream, strides of x and w in bytes."""
-    s = Shape(rows, columns, warps, stages, blocks, kind)
-    names = [
-        "thread",
-        "w",
-        "x",
-        "x_scale",
-        "w_scale",
-        "w_stride",
-        "x_stride",
-        "scale_row",
-        "scale_block",
-        "M",
-        "blocks",
-    ]
+def streamed_asm(rows, columns, warps, stages, blocks, mode, top):
+    """The PTX. Operands after the sums: those of stream, w's stride in bytes.
+
+    top: the greatest fp8 value, to which x in 16 bits is quantised.
+    """
+    s = Shape(rows=rows, columns=columns, warps=warps, stages=stages, blocks=blocks, mode=mode)
+    names = ["thread", "w", "x", "x_scale", "w_scale", "w_stride", "x_stride", "scale_row", "scale_block"]
+    names += ["M", "blocks"]
     given = {name: f"${sums_per_thread(rows, columns, warps) + i}" for i, name in enumerate(names)}
     return " ".join(
         [
@@ -276,43 +305,64 @@ def _threads(warps):
 
 
 @gluon.jit
+def _epilogue_scales(
+    x_scale_ptr, w_scale_ptr, bias_ptr, row, column, M, N, SCALES: gl.constexpr
+):  # fmt: skip
+    """(scale, bias) of an element of the output, 1 or 0 if absent; SCALES: `tensor`, `row`, others have none here.
+
+    Loaded before the products: after them, nothing would hide the latency.
+    """
+    scale, bias = 1.0, 0.0
+    if SCALES == "row":
+        scale = gl.load(x_scale_ptr + gl.minimum(row, M - 1)) * gl.load(w_scale_ptr + column)
+    if SCALES == "tensor":
+        scale = gl.load(x_scale_ptr) * gl.load(w_scale_ptr)
+    if bias_ptr is not None:
+        bias = gl.load(bias_ptr + column).to(gl.float32)
+    return scale, bias
+
+
+@gluon.jit
 def stream(
-    x_ptr, w_ptr, x_scale_ptr, w_scale_ptr, bias_ptr, out_ptr, M, K, x_stride, w_stride, scale_row, scale_block,
+    x_ptr, w_ptr, x_scale_ptr, w_scale_ptr, bias_ptr, out_ptr, M, N, K, x_stride, w_stride, scale_row, scale_block,
     w_scale_stride, out_stride, BLOCK_SIZE_M: gl.constexpr, BLOCK_SIZE_N: gl.constexpr, WARPS: gl.constexpr,
-    STAGES: gl.constexpr, BLOCKS: gl.constexpr, KIND: gl.constexpr, TOP: gl.constexpr,
+    STAGES: gl.constexpr, BLOCKS: gl.constexpr, MODE: gl.constexpr, SCALES: gl.constexpr, TOP: gl.constexpr,
 ):  # fmt: skip
     """A program: out[M, its BLOCK_SIZE_N columns] = (x * x_scale) @ (w * w_scale)^T + bias; M <= BLOCK_SIZE_M.
 
-    Strides are between rows in elements; scale_row and scale_block of x's scales. KIND: `fp8`, or `bf16` or `fp16`,
-    whose x_scale_ptr is not read. BLOCKS: K blocks of a warp, ceil(K / 128 / WARPS).
+    Strides are between rows in elements; scale_row and scale_block of x's block scales. MODE: see Shape. SCALES:
+    `none`, `tensor`, `row` or `block`. BLOCKS: K blocks of a warp, rounded up.
     """
     SUMS: gl.constexpr = sums_per_thread(BLOCK_SIZE_M, BLOCK_SIZE_N, WARPS)
-    LINES: gl.constexpr = shared_lines(BLOCK_SIZE_M, BLOCK_SIZE_N, WARPS, STAGES, BLOCKS)
-    X_BYTES: gl.constexpr = x_ptr.dtype.element_ty.primitive_bitwidth // 8
+    LINES: gl.constexpr = shared_lines(BLOCK_SIZE_M, BLOCK_SIZE_N, WARPS, STAGES, BLOCKS, MODE)
+    W_BYTES: gl.constexpr = w_ptr.dtype.element_ty.primitive_bitwidth // 8
     THREADS: gl.constexpr = _threads(WARPS)
-    text: gl.constexpr = streamed_asm(BLOCK_SIZE_M, BLOCK_SIZE_N, WARPS, STAGES, BLOCKS, KIND, TOP)
+    text: gl.constexpr = streamed_asm(BLOCK_SIZE_M, BLOCK_SIZE_N, WARPS, STAGES, BLOCKS, MODE, TOP)
     constraints: gl.constexpr = _constraints(SUMS)
     types: gl.constexpr = _types(SUMS)
     FLAT: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     shared = gl.allocate_shared_memory(gl.int32, [LINES, 256], FLAT)
     first = gl.program_id(0) * BLOCK_SIZE_N
     thread = gl.arange(0, 32 * WARPS, THREADS)
-    narrow = gl.zeros([32 * WARPS], gl.int32, THREADS)
-    wide = gl.zeros([32 * WARPS], gl.int64, THREADS)
+    narrow, wide = gl.zeros([32 * WARPS], gl.int32, THREADS), gl.zeros([32 * WARPS], gl.int64, THREADS)
+    finish = ()
+    for i in gl.static_range(SUMS):
+        row, column = (thread + i * 32 * WARPS) // BLOCK_SIZE_N, first + (thread + i * 32 * WARPS) % BLOCK_SIZE_N
+        finish += (_epilogue_scales(x_scale_ptr, w_scale_ptr, bias_ptr, row, column, M, N, SCALES),)
     w = (w_ptr + first.to(gl.int64) * w_stride).to(gl.int64, bitcast=True)
-    w_scale = (w_scale_ptr + first // block_elements() * w_scale_stride).to(gl.int64, bitcast=True)
     operands = (thread, wide + w, wide + x_ptr.to(gl.int64, bitcast=True))
-    operands += (wide + x_scale_ptr.to(gl.int64, bitcast=True), wide + w_scale)
-    operands += (narrow + w_stride, narrow + x_stride * X_BYTES, narrow + scale_row, narrow + scale_block)
-    operands += (narrow + M, narrow + K // block_elements())
+    if SCALES == "block":
+        w_scale = (w_scale_ptr + first // 128 * w_scale_stride).to(gl.int64, bitcast=True)
+        operands += (wide + x_scale_ptr.to(gl.int64, bitcast=True), wide + w_scale)
+    else:
+        operands += (wide, wide)
+    operands += (narrow + w_stride * W_BYTES, narrow + x_stride, narrow + scale_row, narrow + scale_block)
+    operands += (narrow + M, narrow + K * W_BYTES // block_bytes())
     sums = gl.inline_asm_elementwise(text, constraints, operands, dtype=types, is_pure=False, pack=1)
     for i in gl.static_range(SUMS):
-        element = thread + i * 32 * WARPS
-        column, row = first + element % BLOCK_SIZE_N, element // BLOCK_SIZE_N
-        total = sums[i]
-        if bias_ptr is not None:
-            total += gl.load(bias_ptr + column).to(gl.float32)
-        gl.store(out_ptr + row.to(gl.int64) * out_stride + column, total.to(out_ptr.dtype.element_ty), mask=row < M)
+        row, column = (thread + i * 32 * WARPS) // BLOCK_SIZE_N, first + (thread + i * 32 * WARPS) % BLOCK_SIZE_N
+        total = (sums[i] * finish[i][0] + finish[i][1]).to(out_ptr.dtype.element_ty)
+        gl.store(out_ptr + row.to(gl.int64) * out_stride + column, total, mask=row < M)
     _hold(shared, out_ptr, M, THREADS)
 
 
@@ -328,14 +378,14 @@ def streamed(
     x_ptr, w_ptr, bias_ptr, x_scale_ptr, w_scale_ptr, out_ptr,
     M, N, K, x_stride, w_stride, x_scale_stride, w_scale_stride, out_stride,
     BLOCK_SIZE_M: gl.constexpr, BLOCK_SIZE_N: gl.constexpr, WARPS: gl.constexpr, STAGES: gl.constexpr,
-    BLOCKS: gl.constexpr, M_MAJOR: gl.constexpr,
+    BLOCKS: gl.constexpr, MODE: gl.constexpr, SCALES: gl.constexpr, M_MAJOR: gl.constexpr,
 ):  # fmt: skip
-    """out = (x * x_scale) @ (w * w_scale)^T + bias, x and w in fp8; x_scale_stride: M_MAJOR: between K blocks."""
+    """out = (x * x_scale) @ (w * w_scale)^T + bias, operands of one type; x_scale_stride: M_MAJOR: between K blocks."""
     scale_row = 1 if M_MAJOR else x_scale_stride
     scale_block = x_scale_stride if M_MAJOR else 1
     stream(
-        x_ptr, w_ptr, x_scale_ptr, w_scale_ptr, bias_ptr, out_ptr, M, K, x_stride, w_stride, scale_row, scale_block,
-        w_scale_stride, out_stride, BLOCK_SIZE_M, BLOCK_SIZE_N, WARPS, STAGES, BLOCKS, "fp8", 0.0,
+        x_ptr, w_ptr, x_scale_ptr, w_scale_ptr, bias_ptr, out_ptr, M, N, K, x_stride, w_stride, scale_row, scale_block,
+        w_scale_stride, out_stride, BLOCK_SIZE_M, BLOCK_SIZE_N, WARPS, STAGES, BLOCKS, MODE, SCALES, 0.0,
     )  # fmt: skip
 
 
@@ -344,10 +394,10 @@ def linear_streamed(
     x_ptr, w_ptr, bias_ptr, w_scale_ptr, out_ptr,
     M, N, K, x_stride, w_stride, w_scale_stride, out_stride,
     BLOCK_SIZE_M: gl.constexpr, BLOCK_SIZE_N: gl.constexpr, WARPS: gl.constexpr, STAGES: gl.constexpr,
-    BLOCKS: gl.constexpr, KIND: gl.constexpr, TOP: gl.constexpr,
+    BLOCKS: gl.constexpr, MODE: gl.constexpr, TOP: gl.constexpr,
 ):  # fmt: skip
-    """out = x @ (w * w_scale)^T + bias; x in 16 bits (KIND: `bf16` or `fp16`) is quantised to w's type by blocks."""
+    """out = x @ (w * w_scale)^T + bias; x in 16 bits is quantised to w's type by blocks. TOP: its greatest value."""
     stream(
-        x_ptr, w_ptr, w_scale_ptr, w_scale_ptr, bias_ptr, out_ptr, M, K, x_stride, w_stride, 0, 0,
-        w_scale_stride, out_stride, BLOCK_SIZE_M, BLOCK_SIZE_N, WARPS, STAGES, BLOCKS, KIND, TOP,
+        x_ptr, w_ptr, w_scale_ptr, w_scale_ptr, bias_ptr, out_ptr, M, N, K, x_stride, w_stride, 0, 0,
+        w_scale_stride, out_stride, BLOCK_SIZE_M, BLOCK_SIZE_N, WARPS, STAGES, BLOCKS, MODE, "block", TOP,
     )  # fmt: skip

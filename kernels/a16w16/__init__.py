@@ -16,6 +16,7 @@ from gemmpipe.family.operands import make_inputs, make_weights
 from gemmpipe.family.reference import product, tolerance
 from gemmpipe.templates.dense import Dense, DenseWarpSpecialised
 from gemmpipe.templates.small_m import Skinny, Sliced
+from gemmpipe.templates.streamed import Streamed
 
 
 def key_defaults(kernel: KernelDefaults, gfx: str) -> Mapping[str, Scalar]:
@@ -92,6 +93,6 @@ FAMILY = Family(
     flops=flops,
     bytes_moved=bytes_moved,
     baseline=("torch", "scaled_mm"),
-    implementations=(Dense(), DenseWarpSpecialised(), Skinny(), Sliced()),
+    implementations=(Dense(), DenseWarpSpecialised(), Skinny(), Sliced(), Streamed()),
     lm_head=True,
 )

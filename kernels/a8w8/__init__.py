@@ -17,6 +17,7 @@ from gemmpipe.family.operands import make_inputs, make_weights
 from gemmpipe.family.reference import product, tolerance
 from gemmpipe.templates.dense import Dense, DenseWarpSpecialised
 from gemmpipe.templates.small_m import Skinny, Sliced
+from gemmpipe.templates.streamed import Streamed
 
 ROW, TENSOR = "row", "tensor"
 GRANULARITIES = ((ROW, ROW), (TENSOR, TENSOR), ("per_token", ROW), ("per_tensor", TENSOR))
@@ -75,5 +76,5 @@ FAMILY = Family(
     flops=flops,
     bytes_moved=bytes_moved,
     baseline=("scaled_mm", "torch"),
-    implementations=(Dense(), DenseWarpSpecialised(), Skinny(), Sliced()),
+    implementations=(Dense(), DenseWarpSpecialised(), Skinny(), Sliced(), Streamed()),
 )

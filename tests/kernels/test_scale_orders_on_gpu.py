@@ -187,6 +187,14 @@ def test_sliced(device: Device, m: int, n: int, k: int, knobs: Mapping[str, Scal
     check(kernel_of(case, "sliced"), knobs, device, case)
 
 
+@pytest.mark.parametrize(("m", "n", "k"), [(1, 1280, 8192), (3, 1296, 1024), (8, 544, 2048)])
+def test_streamed(device: Device, m: int, n: int, k: int) -> None:
+    if device.vendor != "nvidia":
+        pytest.skip("NVIDIA's instructions")
+    case = made("a8w8_blockscale", device, m, n, k)
+    check(kernel_of(case, "streamed"), tile(1 << (m - 1).bit_length(), 16, 1024, 1, 8, 2), device, case)
+
+
 def test_many_launches_of_different_operands(device: Device) -> None:
     """Would show a scale read before the previous kernel has written it, or a slot's former scale."""
     if device.gfx != "sm_90":

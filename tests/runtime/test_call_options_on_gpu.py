@@ -1,6 +1,7 @@
 """Calls with `config` and `y` on a GPU: every family's own kernels, in graphs, compiled, tuned by a script."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -74,13 +75,17 @@ def test_nothing_is_copied() -> None:
     assert len(kernels) == 1, kernels
 
 
-@pytest.mark.parametrize("kind", ["warp_specialised", "skinny", "sliced"])
+@pytest.mark.parametrize("kind", ["warp_specialised", "skinny", "sliced", "streamed"])
 def test_other_kernels_by_their_kind(kind: str) -> None:
     family, spec, weights, inputs, operands = made("a16w16")
+    if kind == "streamed":  # up to 8 rows
+        spec, inputs = replace(spec, m=5), Inputs(x=inputs.x[:5])
+        operands = [inputs.x, *operands[1:]]
     knobs = {
         "warp_specialised": {"BLOCK_SIZE_M": 64, "BLOCK_SIZE_N": 128, "BLOCK_SIZE_K": 64, "num_stages": 4},
         "skinny": {"BLOCK_SIZE_M": 4, "BLOCK_SIZE_N": 8, "BLOCK_SIZE_K": 256, "num_warps": 4, "num_stages": 2},
         "sliced": {"BLOCK_SIZE_M": 8, "BLOCK_SIZE_N": 16, "BLOCK_SIZE_K": 512, "num_warps": 4, "num_stages": 3},
+        "streamed": {"BLOCK_SIZE_M": 8, "BLOCK_SIZE_N": 16, "BLOCK_SIZE_K": 512, "num_warps": 8, "num_stages": 2},
     }
     function = getattr(gemmpipe.runtime, family.entry_point)
     with torch.inference_mode():
