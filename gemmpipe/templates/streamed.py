@@ -20,6 +20,8 @@ _COLUMNS = (8, 16, 32)
 _MAX_READS, _MAX_QUANTISED_READS = 64, 32
 """Reads of x of a thread, each converted by instructions of its own: up to 20, or 70 that quantise."""
 _BLOCK_BYTES = 128
+_DEFAULT_ROWS, _DEFAULT_WARPS, _DEFAULT_BLOCKS = 2, 18, 24
+"""Without measurements: at most so many rows, warps per multiprocessor, and K blocks per warp."""
 
 
 def block_elements(spec: GemmSpec) -> int:
@@ -123,6 +125,23 @@ class Streamed(SmallMKernel):
             if self.unsupported_reason(spec, knobs, device) is None:
                 return knobs
         return None
+
+    def default_config(self, spec: GemmSpec, device: Device) -> Knobs | None:
+        """One or two rows on NVIDIA, where it was measured ahead of all other kernels (docs/results.md).
+
+        Programs of 16 columns: 18 warps per multiprocessor if there are K blocks for them, at most 24 blocks per warp.
+        """
+        blocks, programs = ceil_div(spec.k, block_elements(spec)), ceil_div(spec.n, 16)
+        if spec.m > _DEFAULT_ROWS or device.vendor != "nvidia" or device.kind == "cpu":
+            return None
+        warps = 16
+        while warps > 2 and programs * warps > _DEFAULT_WARPS * device.cu_num:
+            warps //= 2
+        warps = min(warps, max(2, next_power_of_2(blocks // 2 + 1) // 2))
+        while warps < 16 and blocks > _DEFAULT_BLOCKS * warps:
+            warps *= 2
+        tile: dict[str, Scalar] = {"BLOCK_SIZE_M": next_power_of_2(spec.m), "BLOCK_SIZE_N": 16}
+        return self.normalise(spec, {**tile, "num_warps": warps, "num_stages": 3}, device)
 
     def integers(self, spec: GemmSpec) -> Mapping[str, int]:
         """Sizes and row strides; w is not prefetched."""

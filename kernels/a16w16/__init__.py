@@ -93,6 +93,6 @@ FAMILY = Family(
     flops=flops,
     bytes_moved=bytes_moved,
     baseline=("torch", "scaled_mm"),
-    implementations=(Dense(), DenseWarpSpecialised(), Skinny(), Sliced(), Streamed()),
+    implementations=(Dense(), DenseWarpSpecialised(), Streamed(), Skinny(), Sliced()),
     lm_head=True,
 )

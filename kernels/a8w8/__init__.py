@@ -76,5 +76,5 @@ FAMILY = Family(
     flops=flops,
     bytes_moved=bytes_moved,
     baseline=("scaled_mm", "torch"),
-    implementations=(Dense(), DenseWarpSpecialised(), Skinny(), Sliced(), Streamed()),
+    implementations=(Dense(), DenseWarpSpecialised(), Streamed(), Skinny(), Sliced()),
 )

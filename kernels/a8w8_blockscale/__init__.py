@@ -125,7 +125,7 @@ FAMILY = Family(
     flops=flops,
     bytes_moved=bytes_moved,
     baseline=("scaled_mm", "torch"),
-    implementations=(Blockscale(), BlockscaleWarpSpecialised(), Skinny(), Sliced(), Streamed()),
+    implementations=(Blockscale(), BlockscaleWarpSpecialised(), Streamed(), Skinny(), Sliced()),
     engine_kernels={
         "vllm": EngineBlockscale(label="vllm", stepped=False, masks_always=True),
         "sglang": EngineBlockscaleHopper(label="sglang", stepped=True, masks_always=False),

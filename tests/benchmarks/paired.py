@@ -48,7 +48,8 @@ def race(bench: WorkerBench, clock: Clock, problem: Problem, pair: list[Candidat
 
 def worker_bench(family: Family, device: Device) -> WorkerBench:
     """A bench in this process, with every backend that needs no extra."""
-    backends = (Own(label="triton"), Own(label="gluon"), Own(label="skinny"), Own(label="sliced"), Torch(), ScaledMm())
+    own = [Own(label=label) for label in ("triton", "gluon", "skinny", "sliced", "streamed")]
+    backends = (*own, Torch(), ScaledMm())
     return WorkerBench(family, {i.label: i for b in backends for i in b.implementations(family)}, device)
 
 

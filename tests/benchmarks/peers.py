@@ -149,11 +149,11 @@ def ours(spec: GemmSpec, device: Device, given: argparse.Namespace) -> Iterator[
     family, found = LINEAR if given.linear else FAMILY, dict[Candidate, str]()
     own = {implementation.label: implementation for implementation in family.implementations}
     for key, candidate in sorted(shipped_rows(device), key=distance):
-        implementation = own[candidate.backend]
+        implementation = own.get(candidate.backend) or own[f"fused_{candidate.backend}"]  # streamed in one launch
         knobs = implementation.normalise(spec, candidate.knobs, device)
         if len(found) < given.ours and not implementation.unsupported_reason(spec, knobs, device):
             exact = key == (spec.m, spec.n, spec.k) and not given.linear
-            found.setdefault(Candidate.of(candidate.backend, knobs), "shipped" if exact else "near")
+            found.setdefault(Candidate.of(implementation.label, knobs), "shipped" if exact else "near")
     yield from ((name, own[candidate.backend], candidate.knobs) for candidate, name in found.items())
     rows = next((size for size in (16, 32, 64) if spec.m <= size), None) if given.linear else None
     for kind in ("fused", "weight_only") if rows else ():

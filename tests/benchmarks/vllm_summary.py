@@ -17,7 +17,10 @@ COLUMNS = ("model", "what", "default_tokens_per_s", "plugin_tokens_per_s", "rati
 COLUMNS += ("default_step_us", "plugin_step_us", "predicted_saving_us", "repeats")
 GROUPS = (
     ("attention", r"flash|fmha|attention|attn|reshape_and_cache|rotary|rope|prepare_varlen"),
-    ("products", r"gemm|nvjet|cutlass|cublas|splitk|split_sum|_mm_|matmul|fused_moe|experts|w8a8|blockscale|sliced"),
+    (
+        "products",
+        r"gemm|nvjet|cutlass|cublas|splitk|split_sum|_mm_|matmul|fused_moe|experts|w8a8|blockscale|sliced|streamed",
+    ),
     ("products", r"linear_kernel|warp_specialised|skinny|gemv|product|\bdense|grouped|stage_"),
     ("quantisers", r"quant|amax|fp8e4"),
     ("norms", r"rms|norm|rsqrt"),

@@ -182,7 +182,7 @@ def test_memory_is_shared_where_elements_are() -> None:
         ({"config": {**TILES, "BLOCK_M": 1}}, "config: triton has no knob 'BLOCK_M'; did you mean 'BLOCK_SIZE_M'?"),
         ({"config": {**TILES, "num_warps": "4"}}, "config: num_warps: '4', expected an integer"),
         ({"config": {**TILES, "num_warps": torch.ones(64)}}, "config: num_warps: float32 [64], expected a number"),
-        ({"config": {"backend": "tritn"}}, "config: backend: 'tritn', expected one of triton, gluon, skinny, sliced"),
+        ({"config": {"backend": "tritn"}}, "config: backend: 'tritn', expected one of triton, gluon, streamed"),
         ({"config": {**TILES, "kernel_type": "skiny"}}, "config: kernel_type: 'skiny', expected one of triton"),
         ({"config": torch.ones(64)}, "config: float32 [64], expected knobs such as"),
         ({"config": [("a", 1)]}, "config: [('a', 1)], expected knobs such as"),

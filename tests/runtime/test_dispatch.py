@@ -146,15 +146,18 @@ def test_a_kernel_of_the_family_may_be_the_default_for_few_rows(row, table, x, w
     assert steps()[-1] == "fallback: defaults: torch method=mm"
 
 
-@pytest.mark.parametrize(("name", "m", "label"), [("a16w16", 1, "skinny"), ("a16w16", 2, ""), ("a8w8", 1, "")])
-def test_one_row_of_16_bits_is_the_skinny_kernels(name: str, m: int, label: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "m", "labels"),
+    [("a16w16", 1, ["streamed", "skinny"]), ("a16w16", 2, ["streamed"]), ("a16w16", 3, []), ("a8w8", 1, ["streamed"])],
+)
+def test_few_rows_without_a_row_are_our_kernels(name: str, m: int, labels: list[str]) -> None:
     family, device = load_family(name), arch_device("sm_90")
     defaults = KernelDefaults(dtype=None, out_dtype=None, bias=None)
     spec = family.spec(make_problem(family, {"M": m, "N": 1280, "K": 8192}, defaults, device.gfx, "case"))
     own = [
         found for found in fallback_candidates(family, spec, device) if found.implementation in family.implementations
     ]
-    assert [found.implementation.label for found in own] == ([label] if label else [])
+    assert [found.implementation.label for found in own] == labels
 
 
 def test_padded_rows_take_their_scales_along() -> None:

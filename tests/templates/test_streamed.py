@@ -19,7 +19,7 @@ from gemmpipe.family import Family, GemmSpec, KernelDefaults, load_family
 from gemmpipe.family.problem import make_problem
 from gemmpipe.family.space import parse_space
 from gemmpipe.launch.build import compile_build, compile_kernel
-from gemmpipe.runtime.select import usable_candidate
+from gemmpipe.runtime.select import fallback_candidates, usable_candidate
 from gemmpipe.tables import store
 from gemmpipe.tables.merge import Row
 from gemmpipe.templates import streamed_kernel, streamed_rows
@@ -262,6 +262,30 @@ def test_a_row_is_stored_and_runs_as_it_is(tmp_path: Path) -> None:
     (found,) = store.read(path, LINEAR)
     assert str(found["kernelName"]).startswith("linear_streamed@")
     assert usable_candidate(LINEAR, found, spec, SM_90).candidate == Candidate.of("fused_streamed", knobs)
+
+
+@pytest.mark.parametrize("family", [PRODUCT, LINEAR], ids=lambda family: family.name)
+@pytest.mark.parametrize(
+    ("n", "k", "warps"),
+    [(1280, 8192, 16), (4608, 7168, 8), (8192, 3584, 4), (32768, 512, 2), (7168, 256, 2), (7168, 18432, 8)],
+)
+def test_one_or_two_rows_run_without_measurements(family: Family, n: int, k: int, warps: int) -> None:
+    for m in (1, 2):
+        kernel, spec = case(family, m, n, k)
+        knobs = kernel.default_config(spec, SM_90)
+        assert knobs is not None
+        assert (knobs["BLOCK_SIZE_M"], knobs["num_warps"]) == (m, warps)
+        assert kernel.normalise(spec, knobs, SM_90) == knobs
+        assert kernel.unsupported_reason(spec, knobs, SM_90) is None
+    assert kernel.default_config(case(family, 3, n, k)[1], SM_90) is None
+    assert kernel.default_config(spec, arch_device("gfx950")) is None
+
+
+def test_a_call_without_a_row_takes_it_first() -> None:
+    for family in (PRODUCT, LINEAR, BF16):
+        kernel, spec = case(family, 1)
+        first = next(iter(fallback_candidates(family, spec, SM_90)))
+        assert first.candidate == Candidate.of(kernel.label, kernel.default_config(spec, SM_90) or {})
 
 
 def test_families_load_without_triton() -> None:
