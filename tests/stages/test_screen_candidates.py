@@ -59,13 +59,13 @@ def test_another_process_lists_the_same(h200: Device, no_words: KernelDefaults) 
 def test_the_own_kernel_that_runs_without_a_row_is_always_timed(
     m: int, own: bool, h200: Device, no_words: KernelDefaults, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A row must not be slower than none; from two rows on a library runs then, and libraries are always timed."""
+    """A row must not be slower than none; from three rows on a library runs then, and libraries are always timed."""
     family = load_family("a16w16")
     for implementation in family.implementations:
         monkeypatch.setattr(type(implementation), "unavailable", lambda self, device: None)  # as on the GPU
     [problem] = InlineShapes(items=[[m, 1280, 8192]]).problems(family, no_words, h200.gfx)
     found = next(fallback_candidates(family, family.spec(problem), h200)).candidate
-    listed = [i for label in ("triton", "skinny") for i in Own(label=label).implementations(family)]
+    listed = [i for label in ("triton", "streamed", "skinny") for i in Own(label=label).implementations(family)]
     summary = list_candidates(problem, family, listed, h200, shipped_space("a16w16"), ()).summary
     assert summary.default == (found if own else None)
     assert (found in summary.required) == own
