@@ -16,12 +16,10 @@ from gemmpipe.runtime.binding import MakeOut
 from gemmpipe.runtime.cache import BindRequest, CallKey
 from gemmpipe.runtime.dispatch import WITH_OPTIONS, Dispatch, dispatch_of
 from gemmpipe.runtime.select import LookupResult, RunnableCandidate, find_implementation
-from gemmpipe.templates.hopper.launch import WARP_SPECIALISED
-from gemmpipe.templates.params import KERNEL_TYPE
+from gemmpipe.templates.params import KERNEL_TYPE, LABEL_BY_KERNEL_TYPE, kernel_types
 
 BACKEND_KEY = "backend"
 """The key of a configuration that names the backend of its knobs."""
-_LABEL_BY_KERNEL_TYPE = {"plain": "triton", WARP_SPECIALISED: "gluon"}
 _MAX_DISPATCHES = 256
 """Configurations with kept calls: a tuning script has thousands of them, each for a few launches."""
 _LOCK = threading.Lock()
@@ -98,9 +96,11 @@ def _implementation(family: Family, knobs: dict[str, Scalar], where: str) -> Imp
     named, kind = knobs.pop(BACKEND_KEY, None), knobs.get(KERNEL_TYPE)
     option, value = (KERNEL_TYPE, kind) if named is None else (BACKEND_KEY, named)
     label = own[0] if value is None else str(value)
-    found = find_implementation(family, _LABEL_BY_KERNEL_TYPE.get(label, label) if option == KERNEL_TYPE else label)
+    by_type = option == KERNEL_TYPE and value is not None
+    found = find_implementation(family, LABEL_BY_KERNEL_TYPE.get(label, label) if by_type else label)
     if found is None:
-        raise UserError(f"{where}: {option}: {value!r}, expected one of {', '.join(own)}{suggest(label, own)}")
+        known = kernel_types(own) if by_type else own
+        raise UserError(f"{where}: {option}: {value!r}, expected one of {', '.join(known)}{suggest(label, known)}")
     return found
 
 

@@ -15,6 +15,7 @@ from gemmpipe.journal import Record
 from gemmpipe.search import Search
 from gemmpipe.stages import Context
 from gemmpipe.stages.screen.candidates import EXCLUDED_COLUMNS, CandidateSummary
+from gemmpipe.templates.params import NO_GPU
 
 if TYPE_CHECKING:
     from collections.abc import Hashable
@@ -219,14 +220,27 @@ def report_unsolved(problem: Problem, trials: "pd.DataFrame", gated: int, limit_
         weight = f"more weight memory than stages.select.max_extra_weight_pct={limit_pct:g} allows"
         why = f"{counted(gated, 'candidate')} passed, but with {weight}"
     else:
-        why = _failures(trials[trials["problem"] == problem.id])
+        of = trials[trials["problem"] == problem.id]
+        why = _failures(of) if len(of) else _no_candidates(context)
     context.events.emit("warning", f"no valid candidate for {problem.id}: {why}")
+
+
+def _no_candidates(context: Context) -> str:
+    """Why there are no candidates at all: what the backends lack here, or that the space has none for them."""
+    own = {each.label for each in context.family.implementations} if context.device.kind == "cpu" else set()
+    reasons = {
+        each.label: each.unavailable(context.device) or (NO_GPU if each.label in own else None)
+        for each in context.implementations
+    }
+    if not reasons:
+        return "the family has no kernels of these backends"
+    if all(reasons.values()):
+        return ", ".join(f"{label}: {reason}" for label, reason in reasons.items())
+    return "no candidate of these backends in this space"
 
 
 def _failures(trials: "pd.DataFrame") -> str:
     """The statuses of a problem's finalists, else of the candidates tried, else of all, with the commonest error."""
-    if not len(trials):
-        return "no candidate of these backends in this space"
     tried = trials[~trials["status"].isin(_EXCLUDED)]
     furthest = next(part for part in (tried[tried["stage"] == "bench"], tried, trials) if len(part))
     counts = Counter(furthest["status"].tolist())

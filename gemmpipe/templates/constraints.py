@@ -3,7 +3,7 @@
 from gemmpipe.core.data import Device, Knobs
 from gemmpipe.family import GemmSpec
 from gemmpipe.family.dtypes import element_bytes, native_fp8
-from gemmpipe.templates.params import CACHE_MODIFIERS, SWAP_AB, int_knob
+from gemmpipe.templates.params import CACHE_MODIFIERS, NO_GPU, SWAP_AB, int_knob
 from gemmpipe.templates.tiled import WGMMA_M, workspace_bytes
 
 _MIB = 2**20
@@ -60,7 +60,7 @@ def launch_violation(
 ) -> str | None:
     """`rule: detail` of the first rule broken that does not depend on the tile size, or None."""
     if device.kind == "cpu":
-        return "no GPU: Triton compiles for GPUs"
+        return NO_GPU
     if spec.w_layout != layout:
         return f"weight layout: this kernel reads '{layout}', not '{spec.w_layout}'"
     if spec.experts is not None:

@@ -3,11 +3,11 @@
 Parameters are in the order of the kernels' signatures.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from gemmpipe.core.data import Knobs, Scalar
-from gemmpipe.core.errors import UserError, suggest_or_list
+from gemmpipe.core.errors import UserError, suggest, suggest_or_list
 from gemmpipe.core.spec import COLUMN, scale_order
 from gemmpipe.family import GemmSpec, Inputs, Prepared
 
@@ -22,8 +22,13 @@ NEUTRAL_VALUES: Mapping[str, Scalar] = {"GROUP_SIZE_M": 1, "NUM_KSPLIT": 1, "cac
 AMD_KNOBS = ("waves_per_eu", "matrix_instr_nonkdim", "kpack")
 SWAP_AB = "SWAP_AB"
 """Weights on the wide side of the matrix instruction."""
+NO_GPU = "no GPU: Triton compiles for GPUs"
+"""The reason for which no own kernel runs on a CPU."""
 KERNEL_TYPE = "kernel_type"
 """The kernel of a family that an entry of the space is for; `plain` is the tiled one."""
+WARP_SPECIALISED = "warp_specialised"
+LABEL_BY_KERNEL_TYPE = {"plain": "triton", WARP_SPECIALISED: "gluon"}
+"""Labels of the kernel types that have another name than their label."""
 CTAS_PER_SM = "CTAS_PER_SM"
 """Programs per multiprocessor: a knob of the warp-specialised kernels, ignored by the tiled ones."""
 CLUSTER_SIZE = "CLUSTER_SIZE"
@@ -41,6 +46,21 @@ CACHE_MODIFIERS = ("", ".ca", ".cg")
 MAX_PORTABLE_CLUSTER = 8
 """Programs in a cluster that every device of sm_90 and later can launch (CUDA programming guide)."""
 TILED_AXES = (*REQUIRED_AXES, *NEUTRAL_VALUES, *AMD_KNOBS, KERNEL_TYPE)
+
+
+def kernel_types(labels: Iterable[str]) -> list[str]:
+    """The kernel types of implementations with these labels."""
+    names = {label: kind for kind, label in LABEL_BY_KERNEL_TYPE.items()}
+    return [names.get(label, label) for label in labels]
+
+
+def check_kernel_types(space: "Space", labels: Iterable[str]) -> None:
+    """Raises UserError for a value of `space.kernel_type=` that none of these labels has."""
+    known = kernel_types(labels)
+    for value in space.axes[KERNEL_TYPE] if KERNEL_TYPE in space.pinned else ():
+        if value is not None and value not in known:
+            near = suggest(str(value), known)
+            raise UserError(f"space.{KERNEL_TYPE}: {value!r}, expected one of {', '.join(known)}{near}")
 
 
 def int_knob(knobs: Knobs, name: str) -> int:

@@ -18,7 +18,7 @@ from gemmpipe.family.dtypes import FP8_MAX
 from gemmpipe.launch.build import find_kernel, is_interpreted, load_build
 from gemmpipe.launch.launch import KernelImplementation
 from gemmpipe.launch.workspace import SCRATCH, TensorShape
-from gemmpipe.templates.params import SCALE_BLOCK, SCALE_BLOCKS, TRITON_TYPES
+from gemmpipe.templates.params import NO_GPU, SCALE_BLOCK, SCALE_BLOCKS, TRITON_TYPES
 from gemmpipe.templates.tiled import ceil_div, make_build, next_power_of_2, uses_pdl
 
 if TYPE_CHECKING:
@@ -146,7 +146,7 @@ class QuantisedFirst(Implementation):
 
     def unavailable(self, device: Device) -> str | None:
         """The product's reason, or that there is no GPU for the quantiser."""
-        return "no GPU: Triton compiles for GPUs" if device.kind == "cpu" else self.product.unavailable(device)
+        return NO_GPU if device.kind == "cpu" else self.product.unavailable(device)
 
     def check(self, space: "Space") -> None:
         """The product's check."""
@@ -169,7 +169,7 @@ class QuantisedFirst(Implementation):
         if reason := weight_only_violation(spec):
             return reason
         if device.kind == "cpu":
-            return "no GPU: Triton compiles for GPUs"
+            return NO_GPU
         return self.product.unsupported_reason(self._product_spec(spec), knobs, device)
 
     def dominated_reason(self, spec: GemmSpec, knobs: Knobs, device: Device) -> str | None:

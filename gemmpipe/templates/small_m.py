@@ -19,6 +19,9 @@ from gemmpipe.templates.params import (
     PREFETCH_PARAMETERS,
     SCALE_BLOCK,
     SCALE_BLOCKS,
+    SWAP_AB,
+    TILED_AXES,
+    check_axes,
     int_knob,
     load_constants,
     operand_pointers,
@@ -56,7 +59,8 @@ class SmallMKernel(TiledKernel):
         return (KERNEL_TYPE, "GROUP_SIZE_M", "NUM_KSPLIT", *_KNOBS)
 
     def check(self, space: "Space") -> None:
-        """Does nothing: the family's plain kernel checks all values of these axes."""
+        """Raises UserError for an unknown axis, one that is missing, or a value out of range."""
+        check_axes(space, (*TILED_AXES, SWAP_AB))
 
     def configs(self, spec: GemmSpec, device: Device, space: "Space") -> Iterable[Knobs]:
         """The space's configs of this kernel type."""

@@ -127,7 +127,7 @@ class Streamed(SmallMKernel):
         return None
 
     def default_config(self, spec: GemmSpec, device: Device) -> Knobs | None:
-        """One or two rows on NVIDIA, where it was measured ahead of all other kernels (docs/results.md).
+        """One or two rows on NVIDIA, where it is ahead on most products (docs/results/kernel_experiments.md).
 
         Programs of 16 columns: 18 warps per multiprocessor if there are K blocks for them, at most 24 blocks per warp.
         """

@@ -36,8 +36,7 @@ from gemmpipe.templates.hopper.constraints import (
     hopper_shared_bytes,
     hopper_tile_violation,
 )
-from gemmpipe.templates.hopper.launch import WARP_SPECIALISED
-from gemmpipe.templates.params import KERNEL_TYPE, SCALE_BLOCK, int_knob
+from gemmpipe.templates.params import KERNEL_TYPE, SCALE_BLOCK, WARP_SPECIALISED, int_knob
 from gemmpipe.templates.tiled import (
     FUSED_ACT,
     FUSED_SUM,

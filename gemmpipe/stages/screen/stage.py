@@ -34,6 +34,7 @@ from gemmpipe.stages.screen.shortlist import (
 )
 from gemmpipe.stages.screen.state import Bounds, ProblemState
 from gemmpipe.stages.screen.work import ScreenWork, WorkEstimate, relative_work
+from gemmpipe.templates.params import check_kernel_types
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -63,6 +64,7 @@ class Screen(Stage):
 
     def check(self, context: Context) -> None:
         """Raises UserError for an axis or a value of the space that the family's kernels cannot have."""
+        check_kernel_types(context.space, [own.label for own in context.family.implementations])
         for implementation in context.implementations:
             implementation.check(context.space)
 

@@ -11,7 +11,7 @@ from math import prod
 from gemmpipe.core.data import Device, Knobs
 from gemmpipe.family import GemmSpec
 from gemmpipe.family.dtypes import DTYPES_16BIT, element_bytes
-from gemmpipe.templates.params import CLUSTER_SIZE, CTAS_PER_SM, MAX_PORTABLE_CLUSTER, OWN_PACE, int_knob
+from gemmpipe.templates.params import CLUSTER_SIZE, CTAS_PER_SM, MAX_PORTABLE_CLUSTER, NO_GPU, OWN_PACE, int_knob
 from gemmpipe.templates.tiled import ceil_div, next_power_of_2, tile_counts
 
 WARPGROUP_M = 64
@@ -181,7 +181,7 @@ def hopper_tile_violation(spec: GemmSpec, knobs: Knobs, device: Device, widest: 
     m, n, stages = (int_knob(knobs, name) for name in ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "num_stages"))
     size = int(element_bytes(spec.x_dtype))
     if device.kind == "cpu":
-        return "no GPU: Triton compiles for GPUs"
+        return NO_GPU
     if device.gfx != "sm_90":
         return f"architecture: warpgroup instructions are sm_90's, this is {device.gfx}"
     if spec.out_dtype not in DTYPES_16BIT:

@@ -36,6 +36,7 @@ from gemmpipe.templates.params import (
     CTAS_PER_SM,
     KERNEL_TYPE,
     TRITON_TYPES,
+    WARP_SPECIALISED,
     WORKSPACE_PARAMETERS,
     int_knob,
     tile_constants,
@@ -47,7 +48,6 @@ if TYPE_CHECKING:
 
     from gemmpipe.family.space import Space
 
-WARP_SPECIALISED = "warp_specialised"
 _KNOBS = (
     KERNEL_TYPE,
     "BLOCK_SIZE_M",
