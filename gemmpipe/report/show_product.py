@@ -13,6 +13,7 @@ from gemmpipe.report.attention import records
 from gemmpipe.report.data import TABLE, RunData
 from gemmpipe.report.diff_text import knobs_text
 from gemmpipe.report.lines import wrapped
+from gemmpipe.report.results import PADDED
 from gemmpipe.report.show_text import choice_columns, legend_lines, product_object
 from gemmpipe.report.tables import origin_text
 from gemmpipe.report.trial_frame import (
@@ -104,6 +105,8 @@ def product_lines(shown: ShownProduct, width: int, most: int) -> Iterator[str]:
         yield ""
         yield from aligned(choice_columns(shown.data, [shown.row]), width)
         yield from (part for text in legend_lines([shown.row]) for part in wrapped(text, width, "    "))
+        if shown.row["library"] == PADDED:
+            yield from wrapped("the library's time is that of the multiple of 4 to which it pads M", width, "    ")
     if shown.trials is None:
         if shown.row is not None and shown.data.state == TABLE:
             yield from wrapped(printable(origin_text(shown.row)), width, "    ")

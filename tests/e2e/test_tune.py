@@ -139,7 +139,7 @@ def test_nothing_fits(run: Run) -> None:
     code, out, error = run("backend=[]")
     assert code == 1
     assert "screen: 2 problems, no candidate; 0 go on to bench" in out
-    assert "K=64: no candidate of these backends in this space\n" in error
+    assert "K=64: the family has no kernels of these backends\n" in error
     (see,) = [line for line in out.splitlines() if line.startswith("see ")]
     assert f"gemmpipe show {_run_folder()}" in see, "`last` is a run with choices"
     (note,) = [note for note in read_run(_run_folder(), importable=frozenset({"faulty"})).notes if "no trials" in note]
@@ -260,6 +260,7 @@ def test_siblings_stay_together_in_batches() -> None:
             ("space.kpack=[x]", "space.kpack: 'x', expected a whole number from 0"),
             ("space.cache_modifier=[.cgg]", "space.cache_modifier: '.cgg', expected one of '', '.ca', '.cg'"),
             ("space.SWAP_AB=[1]", "space.SWAP_AB: 1, expected true or false"),
+            ("space.kernel_type=stremed", "sliced; did you mean 'streamed'?"),
             ("stages.select.prefer.tirton=0.9", "stages.select.prefer.tirton: no such backend; did you mean 'triton'?"),
             (
                 "format.triton_json.buckets={low:{high:32,BLOCK_SIZ_M:32},rest:null}",
@@ -275,3 +276,27 @@ def test_what_no_candidate_can_have_is_told_before_anything_runs(
     word: str, printed: str, folder: Path, refusal: Callable[..., str]
 ) -> None:
     assert printed in refusal("kernel=a16w16", "shapes=list", "shapes.items=[[8,64,64]]", "device=cpu", word)
+
+
+@pytest.mark.parametrize("backends", ["[streamed]", "[sliced,skinny]"])
+def test_values_are_checked_whatever_the_backends(backends: str, folder: Path, refusal: Callable[..., str]) -> None:
+    words = ["kernel=a16w16", "shapes=list", "shapes.items=[[1,64,64]]", "device=cpu", f"backend={backends}"]
+    assert "space.BLOCK_SIZE_N: 24, expected a power of two" in refusal(*words, "space.BLOCK_SIZE_N=24")
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["backend=[streamed,sliced]"], "streamed: no GPU: Triton compiles for GPUs, sliced: no GPU"),
+        (["backend=[fused]"], "the family has no kernels of these backends"),
+    ],
+)
+def test_backends_without_a_candidate_say_why(
+    words: list[str], reason: str, folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    given = ["kernel=a16w16", "shapes=list", "shapes.items=[[1,64,64]]", "device=cpu"]
+    assert main([*given, *words]) != 0
+    assert "no valid candidate for a16w16 M=1 N=64 K=64 bias=False dtype=bfloat16 outdtype=bfloat16" in (
+        printed := capfd.readouterr().err
+    )
+    assert reason in " ".join(printed.split())

@@ -11,6 +11,7 @@ from report_runs import write_manifest, write_recorded_run
 
 from gemmpipe.core.data import Candidate, Status, Trial, canonical_json
 from gemmpipe.report.reading import read_run
+from gemmpipe.report.results import DIRECT, PADDED
 from gemmpipe.report.show_product import ShownProduct, _columns, find_product, product_lines
 from gemmpipe.report.trial_frame import memory_reason
 
@@ -64,6 +65,15 @@ def test_why_a_faster_candidate_is_not_the_choice_is_said_whole_at_80_columns(tm
     lines = list(product_lines(found, 80, 5))
     assert all(len(line) <= 80 for line in lines)
     assert memory_reason([copy.trial, finals[1].trial], found.row) in " ".join(" ".join(lines).split())
+
+
+@pytest.mark.parametrize("library", [PADDED, DIRECT])
+def test_a_library_that_pads_rows_is_told(library: str, tmp_path: Path) -> None:
+    write_recorded_run(tmp_path, problems=1)
+    write_manifest(tmp_path)
+    data = read_run(tmp_path)
+    found = find_product(replace(data, products=data.products.assign(library=library)), {})
+    assert ("it pads M" in " ".join(product_lines(found, 80, 5))) == (library == PADDED)
 
 
 def test_the_finals_say_which_left_early_and_what_the_knobs_are(tmp_path: Path) -> None:

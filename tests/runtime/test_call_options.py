@@ -183,7 +183,10 @@ def test_memory_is_shared_where_elements_are() -> None:
         ({"config": {**TILES, "num_warps": "4"}}, "config: num_warps: '4', expected an integer"),
         ({"config": {**TILES, "num_warps": torch.ones(64)}}, "config: num_warps: float32 [64], expected a number"),
         ({"config": {"backend": "tritn"}}, "config: backend: 'tritn', expected one of triton, gluon, streamed"),
-        ({"config": {**TILES, "kernel_type": "skiny"}}, "config: kernel_type: 'skiny', expected one of triton"),
+        (
+            {"config": {**TILES, "kernel_type": "skiny"}},
+            "config: kernel_type: 'skiny', expected one of plain, warp_",
+        ),
         ({"config": torch.ones(64)}, "config: float32 [64], expected knobs such as"),
         ({"config": [("a", 1)]}, "config: [('a', 1)], expected knobs such as"),
         ({"y": torch.empty(4, 63)}, "y [4, 63], expected [4, 64]"),
