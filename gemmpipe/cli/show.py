@@ -1,6 +1,7 @@
 """`gemmpipe show`: a run or a table again, or one of its products, without deciding or writing anything."""
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -39,7 +40,10 @@ def run(line: CommandLine) -> int:
     if line.flags:
         raise UserError(f"show: {line.flags[0][0]}: no flag of this command; expected KEY=VALUE or json=true")
     if len(line.paths) > 1:
-        raise UserError(f"show: {line.paths[1]}: a second run; expected one (gemmpipe diff A B compares two)")
+        size = re.fullmatch(r"(\d+)x(\d+)x(\d+)", line.paths[1])
+        product = "m={} n={} k={} for a product".format(*size.groups()) if size else ""
+        expected = product or "one (gemmpipe diff A B compares two)"
+        raise UserError(f"show: {line.paths[1]}: a second run; expected {expected}")
     own = [option for option in line.overrides if option.partition("=")[0] in _OPTIONS]
     wanted = _wanted([option for option in line.overrides if option not in own])
     given = options(replace(line, overrides=tuple(own)), _DEFAULTS)

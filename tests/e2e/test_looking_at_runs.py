@@ -203,6 +203,7 @@ def test_mlflow_has_parameters_metrics_and_files(site: Path, monkeypatch: pytest
         (["show", "last", "n=64"], "show: 2 products with n=64"),
         (["show", "last", "m=5"], "show: no product with m=5"),
         (["show", "last", "last"], "show: last: a second run"),
+        (["show", "last", "1x1280x8192"], "show: 1x1280x8192: a second run; expected m=1 n=1280 k=8192 for a product"),
         (["show", "last", "m="], "show: m=: no value"),
         (["diff"], "diff: 0 sides given; expected two runs or tables"),
         (["diff", "shipped", "shipped"], "diff: shipped: twice"),
