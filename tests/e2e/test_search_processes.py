@@ -91,7 +91,7 @@ def test_candidates_are_introduced_with_their_builds(folder: Path) -> None:
             known[row["id"]] = row
         if row["row"] == "trial":
             introduced = known[row["candidate"]]
-            own = introduced["backend"] in ("triton", "gluon", "skinny", "sliced")
+            own = introduced["backend"] in ("triton", "gluon", "skinny", "sliced", "streamed")
             assert own == ("@" in str(introduced["kernel"])) == bool(introduced.get("builds"))
     resources = json.loads((folder / "run" / "manifest.json").read_text())["resources"]
     assert {r["name"] for r in resources} >= {"driver", "cuda:0", "cuda:1"}
