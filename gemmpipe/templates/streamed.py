@@ -1,6 +1,7 @@
 """Host side of the streamed kernels (streamed_kernel.py): up to 8 rows, each warp streams its share of w by itself.
 
-`Streamed` multiplies operands in fp8 or 16 bits; `FusedStreamed` takes x in 16 bits and w in fp8, and quantises x.
+Operands are in fp8 or in 16 bits. With x in 16 bits and w in fp8 the kernel quantises x
+(kernels/linear_fp8_blockscale/_streamed.py).
 """
 
 from collections.abc import Mapping
@@ -10,8 +11,7 @@ from gemmpipe.core.data import Device, Knobs, Scalar
 from gemmpipe.family import GemmSpec
 from gemmpipe.family.dtypes import DTYPES_16BIT, FP8_MAX, element_bytes
 from gemmpipe.templates.constraints import launch_violation
-from gemmpipe.templates.params import SCALE_BLOCK, TRITON_TYPES, int_knob, operand_pointers, size_arguments
-from gemmpipe.templates.quantise import by_row, quantised_spec, weight_only_violation
+from gemmpipe.templates.params import SCALE_BLOCK, TRITON_TYPES, int_knob, size_arguments
 from gemmpipe.templates.small_m import SCALING_VIOLATION, SmallMKernel, scale_granularity
 from gemmpipe.templates.tiled import ceil_div, next_power_of_2
 
@@ -50,6 +50,18 @@ def streamed_shared_bytes(spec: GemmSpec, knobs: Knobs) -> int:
     rows, columns = int_knob(knobs, "BLOCK_SIZE_M"), int_knob(knobs, "BLOCK_SIZE_N")
     warps, stages = int_knob(knobs, "num_warps"), int_knob(knobs, "num_stages")
     return 1024 * int(shared_lines(rows, columns, warps, stages, blocks_per_warp(spec, knobs), mode(spec)))
+
+
+def streamed_constants(spec: GemmSpec, knobs: Knobs) -> dict[str, Scalar]:
+    """The tile, warps, slots of a ring, K blocks of a warp, and the kernel's mode."""
+    return {
+        "BLOCK_SIZE_M": knobs["BLOCK_SIZE_M"],
+        "BLOCK_SIZE_N": knobs["BLOCK_SIZE_N"],
+        "WARPS": knobs["num_warps"],
+        "STAGES": knobs["num_stages"],
+        "BLOCKS": blocks_per_warp(spec, knobs),
+        "MODE": mode(spec),
+    }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,46 +160,5 @@ class Streamed(SmallMKernel):
         return size_arguments(spec, scale_group=SCALE_BLOCK)
 
     def constants(self, spec: GemmSpec, knobs: Knobs) -> Mapping[str, Scalar]:
-        """The tile, warps, slots of a ring, and K blocks of a warp."""
-        return {
-            "BLOCK_SIZE_M": knobs["BLOCK_SIZE_M"],
-            "BLOCK_SIZE_N": knobs["BLOCK_SIZE_N"],
-            "WARPS": knobs["num_warps"],
-            "STAGES": knobs["num_stages"],
-            "BLOCKS": blocks_per_warp(spec, knobs),
-            "MODE": mode(spec),
-            **({"SCALES": scale_granularity(spec)} if spec.x_dtype == spec.w_dtype else {}),
-        }
-
-
-@dataclass(frozen=True, kw_only=True)
-class FusedStreamed(Streamed):
-    """`fused_streamed`: as `streamed`, for x in 16 bits, which every warp quantises before it multiplies."""
-
-    label = "fused_streamed"
-    kernel: str = "gemmpipe.templates.streamed_kernel:linear_streamed"
-    supports_m_major_scales: bool = False
-
-    def operands_violation(self, spec: GemmSpec, knobs: Knobs, device: Device) -> str | None:
-        """`rule: detail` of the first rule on operands that is broken, or None."""
-        if reason := weight_only_violation(spec):
-            return reason
-        if reason := launch_violation(quantised_spec(spec), knobs, device):  # fp8 formats of the architecture
-            return reason
-        return "scales: the scale of a whole row of x is known only after the row is read" if by_row(spec) else None
-
-    def pointers(self, spec: GemmSpec) -> Mapping[str, str]:
-        """Operands, bias, the weight's scales and output."""
-        pointers = {**operand_pointers(spec), "w_scale_ptr": "*fp32"}
-        del pointers["x_scale_ptr"]
-        return pointers
-
-    def integers(self, spec: GemmSpec) -> Mapping[str, int]:
-        """Sizes and row strides."""
-        sizes = size_arguments(spec, scale_group=SCALE_BLOCK)
-        del sizes["x_scale_stride"]
-        return sizes
-
-    def constants(self, spec: GemmSpec, knobs: Knobs) -> Mapping[str, Scalar]:
-        """Those of `streamed`, and the greatest value of w's type."""
-        return {**super().constants(spec, knobs), "TOP": FP8_MAX[spec.w_dtype]}
+        """The tile, and the kind of scales."""
+        return {**streamed_constants(spec, knobs), "SCALES": scale_granularity(spec)}

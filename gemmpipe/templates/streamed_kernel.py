@@ -387,17 +387,3 @@ def streamed(
         x_ptr, w_ptr, x_scale_ptr, w_scale_ptr, bias_ptr, out_ptr, M, N, K, x_stride, w_stride, scale_row, scale_block,
         w_scale_stride, out_stride, BLOCK_SIZE_M, BLOCK_SIZE_N, WARPS, STAGES, BLOCKS, MODE, SCALES, 0.0,
     )  # fmt: skip
-
-
-@gluon.jit
-def linear_streamed(
-    x_ptr, w_ptr, bias_ptr, w_scale_ptr, out_ptr,
-    M, N, K, x_stride, w_stride, w_scale_stride, out_stride,
-    BLOCK_SIZE_M: gl.constexpr, BLOCK_SIZE_N: gl.constexpr, WARPS: gl.constexpr, STAGES: gl.constexpr,
-    BLOCKS: gl.constexpr, MODE: gl.constexpr, TOP: gl.constexpr,
-):  # fmt: skip
-    """out = x @ (w * w_scale)^T + bias; x in 16 bits is quantised to w's type by blocks. TOP: its greatest value."""
-    stream(
-        x_ptr, w_ptr, w_scale_ptr, w_scale_ptr, bias_ptr, out_ptr, M, N, K, x_stride, w_stride, 0, 0,
-        w_scale_stride, out_stride, BLOCK_SIZE_M, BLOCK_SIZE_N, WARPS, STAGES, BLOCKS, MODE, "block", TOP,
-    )  # fmt: skip

@@ -26,11 +26,11 @@ from gemmpipe.family.reference import product, tolerance
 from gemmpipe.kernels.a8w8_blockscale import Blockscale
 from gemmpipe.kernels.a8w8_blockscale._gluon import BlockscaleWarpSpecialised
 from gemmpipe.kernels.linear_fp8_blockscale._sliced import FusedSliced
+from gemmpipe.kernels.linear_fp8_blockscale._streamed import FusedStreamed
 from gemmpipe.kernels.linear_fp8_blockscale._triton import OneLaunch
 from gemmpipe.templates.params import SCALE_BLOCKS
 from gemmpipe.templates.quantise import QuantisedFirst
 from gemmpipe.templates.small_m import Skinny, Sliced
-from gemmpipe.templates.streamed import FusedStreamed
 
 if TYPE_CHECKING:
     import torch

@@ -6,16 +6,13 @@ from dataclasses import dataclass
 from gemmpipe.core.data import Device, Knobs, Scalar
 from gemmpipe.family import GemmSpec
 from gemmpipe.family.dtypes import FP8_MAX
-from gemmpipe.templates.constraints import launch_violation
-from gemmpipe.templates.params import (
-    SCALE_BLOCK,
-    int_knob,
-    load_constants,
-    operand_pointers,
-    size_arguments,
-    tile_constants,
+from gemmpipe.kernels.linear_fp8_blockscale._operands import (
+    linear_pointers,
+    linear_sizes,
+    operands_violation,
+    row_scales_violation,
 )
-from gemmpipe.templates.quantise import by_row, quantised_spec, weight_only_violation
+from gemmpipe.templates.params import SCALE_BLOCK, int_knob, load_constants, tile_constants
 from gemmpipe.templates.small_m import SmallMKernel, sliced_resources_violation
 
 _ROWS = (1, 8, 16)
@@ -36,12 +33,8 @@ class FusedSliced(SmallMKernel):
         """`rule: detail` of the first rule broken, or None."""
         m, n, k = (int_knob(knobs, f"BLOCK_SIZE_{axis}") for axis in "MNK")
         warps, stages = int_knob(knobs, "num_warps"), int_knob(knobs, "num_stages")
-        if reason := weight_only_violation(spec):
+        if reason := operands_violation(spec, knobs, device) or row_scales_violation(spec):
             return reason
-        if reason := launch_violation(quantised_spec(spec), knobs, device):  # fp8 formats of the architecture
-            return reason
-        if by_row(spec):
-            return "scales: the scale of a whole row of x is known only after the row is read"
         if device.vendor != "nvidia":
             return f"vendor: {device.gfx} has no 16 x 8 matrix instruction and no copies that bypass registers"
         if m not in _ROWS or not _MMA_ROWS <= n <= SCALE_BLOCK:
@@ -64,15 +57,11 @@ class FusedSliced(SmallMKernel):
 
     def pointers(self, spec: GemmSpec) -> Mapping[str, str]:
         """Operands, bias, the weight's scales and output."""
-        pointers = {**operand_pointers(spec), "w_scale_ptr": "*fp32"}
-        del pointers["x_scale_ptr"]
-        return pointers
+        return linear_pointers(spec)
 
     def integers(self, spec: GemmSpec) -> Mapping[str, int]:
         """Sizes and row strides; w is not prefetched."""
-        sizes = size_arguments(spec, scale_group=SCALE_BLOCK)
-        del sizes["x_scale_stride"]
-        return sizes
+        return linear_sizes(spec)
 
     def constants(self, spec: GemmSpec, knobs: Knobs) -> Mapping[str, Scalar]:
         """Tile sizes, and the constants that select branches."""

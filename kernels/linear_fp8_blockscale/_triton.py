@@ -7,7 +7,13 @@ from typing import TYPE_CHECKING
 from gemmpipe.core.data import Device, Knobs, Scalar
 from gemmpipe.family import GemmSpec
 from gemmpipe.family.dtypes import FP8_MAX
-from gemmpipe.templates.constraints import launch_violation, tile_violation
+from gemmpipe.kernels.linear_fp8_blockscale._operands import (
+    linear_pointers,
+    linear_sizes,
+    operands_violation,
+    row_scales_violation,
+)
+from gemmpipe.templates.constraints import tile_violation
 from gemmpipe.templates.params import (
     AMD_KNOBS,
     KERNEL_TYPE,
@@ -18,11 +24,9 @@ from gemmpipe.templates.params import (
     WORKSPACE_PARAMETERS,
     int_knob,
     load_constants,
-    operand_pointers,
-    size_arguments,
     tile_constants,
 )
-from gemmpipe.templates.quantise import by_row, quantised_spec, weight_only_violation
+from gemmpipe.templates.quantise import by_row
 from gemmpipe.templates.tiled import TiledKernel, space_facts
 
 if TYPE_CHECKING:
@@ -59,14 +63,12 @@ class OneLaunch(TiledKernel):
 
     def unsupported_reason(self, spec: GemmSpec, knobs: Knobs, device: Device) -> str | None:
         """`rule: detail` of the first rule broken, or None."""
-        if reason := weight_only_violation(spec):
+        if reason := operands_violation(spec, knobs, device):
             return reason
-        if reason := launch_violation(quantised_spec(spec), knobs, device):  # fp8 formats of the architecture
+        if self.quantises and (reason := row_scales_violation(spec)):
             return reason
         k = int_knob(knobs, "BLOCK_SIZE_K")
         if by_row(spec):
-            if self.quantises:
-                return "scales: the scale of a whole row of x is known only after the row is read"
             return tile_violation(spec, knobs, device, accumulators=1)
         if self.quantises and k != SCALE_BLOCK:
             return f"scale group: BLOCK_SIZE_K={k}, x is quantised in blocks of {SCALE_BLOCK} along K"
@@ -84,15 +86,11 @@ class OneLaunch(TiledKernel):
 
     def pointers(self, spec: GemmSpec) -> Mapping[str, str]:
         """Operands, bias, the weight's scales, output and workspace."""
-        pointers = {**operand_pointers(spec), "w_scale_ptr": "*fp32"}
-        del pointers["x_scale_ptr"]
-        return {**pointers, **WORKSPACE_PARAMETERS}
+        return {**linear_pointers(spec), **WORKSPACE_PARAMETERS}
 
     def integers(self, spec: GemmSpec) -> Mapping[str, int]:
         """Sizes, row strides, the schedule of tiles and the prefetch."""
-        sizes = size_arguments(spec, scale_group=SCALE_BLOCK)
-        del sizes["x_scale_stride"]
-        return {**sizes, **SCHEDULE_PARAMETERS, **PREFETCH_PARAMETERS}
+        return {**linear_sizes(spec), **SCHEDULE_PARAMETERS, **PREFETCH_PARAMETERS}
 
     def constants(self, spec: GemmSpec, knobs: Knobs) -> Mapping[str, Scalar]:
         """Tile sizes, and the constants that select branches."""

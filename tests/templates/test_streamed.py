@@ -18,12 +18,13 @@ from gemmpipe.core.device import arch_device
 from gemmpipe.family import Family, GemmSpec, KernelDefaults, load_family
 from gemmpipe.family.problem import make_problem
 from gemmpipe.family.space import parse_space
+from gemmpipe.kernels.linear_fp8_blockscale._streamed import FusedStreamed
 from gemmpipe.launch.build import compile_build, compile_kernel
 from gemmpipe.runtime.select import fallback_candidates, usable_candidate
 from gemmpipe.tables import store
 from gemmpipe.tables.merge import Row
 from gemmpipe.templates import streamed_kernel, streamed_rows
-from gemmpipe.templates.streamed import FusedStreamed, Streamed, blocks_per_warp, streamed_shared_bytes
+from gemmpipe.templates.streamed import Streamed, block_elements, blocks_per_warp, mode, streamed_shared_bytes
 
 Tile = tuple[int, int, int, int]
 """BLOCK_SIZE_M, _N, num_warps, num_stages."""
@@ -150,6 +151,14 @@ def test_a_warp_has_no_more_slots_than_blocks(blocks: int, warps: int, stages: i
     assert knobs["num_stages"] == min(stages, -(-blocks // warps)) == min(stages, blocks_per_warp(spec, knobs))
     assert knobs["BLOCK_SIZE_K"] == 128 * warps
     assert kernel.normalise(spec, knobs, SM_90) == knobs
+
+
+@pytest.mark.parametrize("family", [PRODUCT, LINEAR, BF16, FP8], ids=lambda family: family.name)
+def test_the_host_counts_the_blocks_of_the_kernel(family: Family) -> None:
+    """The host cannot import the kernel's module where Triton is missing, and has the size of a block itself."""
+    _, spec = case(family, 1)
+    assert block_elements(spec) == streamed_rows.block_elements(mode(spec))
+    assert mode(spec) in MODES
 
 
 def text_of(rows: int, columns: int, warps: int, stages: int, blocks: int, mode: str) -> str:
