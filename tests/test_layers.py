@@ -52,6 +52,7 @@ SHORT = {
     "family/layouts.py": "layouts of weights",
     "fmoe/_overlapped_kernel.py": "launches of another module's kernels, whose source tables are valid for",
     "formats/findings.py": "shared by two readers of engines' files",
+    "linear_fp8_blockscale/_streamed_kernel.py": "the entry of a kernel of templates, by which its rows are named",
     "listeners/figures.py": "shared by trackers",
     "listeners/json_stream.py": "one listener",
     "pipeline/listening.py": "between the run and its listeners",

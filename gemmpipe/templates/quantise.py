@@ -18,7 +18,15 @@ from gemmpipe.family.dtypes import FP8_MAX
 from gemmpipe.launch.build import find_kernel, is_interpreted, load_build
 from gemmpipe.launch.launch import KernelImplementation
 from gemmpipe.launch.workspace import SCRATCH, TensorShape
-from gemmpipe.templates.params import NO_GPU, SCALE_BLOCK, SCALE_BLOCKS, TRITON_TYPES
+from gemmpipe.templates.constraints import launch_violation
+from gemmpipe.templates.params import (
+    NO_GPU,
+    SCALE_BLOCK,
+    SCALE_BLOCKS,
+    TRITON_TYPES,
+    operand_pointers,
+    size_arguments,
+)
 from gemmpipe.templates.tiled import ceil_div, make_build, next_power_of_2, uses_pdl
 
 if TYPE_CHECKING:
@@ -55,6 +63,30 @@ def quantised_spec(spec: GemmSpec, order: str | None = None) -> GemmSpec:
     """The product after x is quantised: fp8 operands, x's block scales in this memory order (None: either)."""
     block = Scaling(granularity="block", block=SCALE_BLOCKS[0], order=order)
     return replace(spec, x_dtype=spec.w_dtype, x_scale=Scaling(granularity="row") if by_row(spec) else block)
+
+
+def linear_violation(spec: GemmSpec, knobs: Knobs, device: Device) -> str | None:
+    """`rule: detail` unless x has 16 bits and w is fp8 of the device's format, or None."""
+    return weight_only_violation(spec) or launch_violation(quantised_spec(spec), knobs, device)
+
+
+def row_scales_violation(spec: GemmSpec) -> str | None:
+    """`rule: detail` for scales of rows, with which a kernel cannot quantise x block by block, or None."""
+    return "scales: the scale of a whole row of x is known only after the row is read" if by_row(spec) else None
+
+
+def linear_pointers(spec: GemmSpec) -> dict[str, str]:
+    """Operands, bias, the weight's scales and output."""
+    pointers = {**operand_pointers(spec), "w_scale_ptr": "*fp32"}
+    del pointers["x_scale_ptr"]
+    return pointers
+
+
+def linear_sizes(spec: GemmSpec) -> dict[str, int]:
+    """Sizes and row strides."""
+    sizes = size_arguments(spec, scale_group=SCALE_BLOCK)
+    del sizes["x_scale_stride"]
+    return sizes
 
 
 def quantiser_build(spec: GemmSpec, device: Device) -> Build:

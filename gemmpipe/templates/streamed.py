@@ -1,7 +1,7 @@
 """Host side of the streamed kernels (streamed_kernel.py): up to 8 rows, each warp streams its share of w by itself.
 
 Operands are in fp8 or in 16 bits. With x in 16 bits and w in fp8 the kernel quantises x
-(kernels/linear_fp8_blockscale/_streamed.py).
+(kernels/linear_fp8_blockscale/_few_rows.py).
 """
 
 from collections.abc import Mapping

@@ -25,8 +25,7 @@ from gemmpipe.family.operands import make_weights, values_on_fp8_grid
 from gemmpipe.family.reference import product, tolerance
 from gemmpipe.kernels.a8w8_blockscale import Blockscale
 from gemmpipe.kernels.a8w8_blockscale._gluon import BlockscaleWarpSpecialised
-from gemmpipe.kernels.linear_fp8_blockscale._sliced import FusedSliced
-from gemmpipe.kernels.linear_fp8_blockscale._streamed import FusedStreamed
+from gemmpipe.kernels.linear_fp8_blockscale._few_rows import FusedSliced, FusedStreamed
 from gemmpipe.kernels.linear_fp8_blockscale._triton import OneLaunch
 from gemmpipe.templates.params import SCALE_BLOCKS
 from gemmpipe.templates.quantise import QuantisedFirst

@@ -7,12 +7,6 @@ from typing import TYPE_CHECKING
 from gemmpipe.core.data import Device, Knobs, Scalar
 from gemmpipe.family import GemmSpec
 from gemmpipe.family.dtypes import FP8_MAX
-from gemmpipe.kernels.linear_fp8_blockscale._operands import (
-    linear_pointers,
-    linear_sizes,
-    operands_violation,
-    row_scales_violation,
-)
 from gemmpipe.templates.constraints import tile_violation
 from gemmpipe.templates.params import (
     AMD_KNOBS,
@@ -26,7 +20,13 @@ from gemmpipe.templates.params import (
     load_constants,
     tile_constants,
 )
-from gemmpipe.templates.quantise import by_row
+from gemmpipe.templates.quantise import (
+    by_row,
+    linear_pointers,
+    linear_sizes,
+    linear_violation,
+    row_scales_violation,
+)
 from gemmpipe.templates.tiled import TiledKernel, space_facts
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class OneLaunch(TiledKernel):
 
     def unsupported_reason(self, spec: GemmSpec, knobs: Knobs, device: Device) -> str | None:
         """`rule: detail` of the first rule broken, or None."""
-        if reason := operands_violation(spec, knobs, device):
+        if reason := linear_violation(spec, knobs, device):
             return reason
         if self.quantises and (reason := row_scales_violation(spec)):
             return reason

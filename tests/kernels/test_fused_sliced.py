@@ -15,7 +15,7 @@ from gemmpipe.core.device import arch_device
 from gemmpipe.family import GemmSpec, KernelDefaults, load_family
 from gemmpipe.family.problem import make_problem
 from gemmpipe.family.space import Space
-from gemmpipe.kernels.linear_fp8_blockscale._sliced import FusedSliced, fused_sliced_shared_bytes
+from gemmpipe.kernels.linear_fp8_blockscale._few_rows import FusedSliced, fused_sliced_shared_bytes
 from gemmpipe.launch.build import compile_build, compile_kernel
 from gemmpipe.runtime.select import usable_candidate
 from gemmpipe.tables import store

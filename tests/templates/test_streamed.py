@@ -18,7 +18,7 @@ from gemmpipe.core.device import arch_device
 from gemmpipe.family import Family, GemmSpec, KernelDefaults, load_family
 from gemmpipe.family.problem import make_problem
 from gemmpipe.family.space import parse_space
-from gemmpipe.kernels.linear_fp8_blockscale._streamed import FusedStreamed
+from gemmpipe.kernels.linear_fp8_blockscale._few_rows import FusedStreamed
 from gemmpipe.launch.build import compile_build, compile_kernel
 from gemmpipe.runtime.select import fallback_candidates, usable_candidate
 from gemmpipe.tables import store

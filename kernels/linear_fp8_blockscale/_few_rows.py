@@ -1,4 +1,4 @@
-"""Launch of the sliced kernel that quantises x itself (_sliced_kernel.py): few rows in one launch."""
+"""Launches of kernels for few rows that quantise x themselves: _sliced_kernel.py and _streamed_kernel.py."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -6,14 +6,10 @@ from dataclasses import dataclass
 from gemmpipe.core.data import Device, Knobs, Scalar
 from gemmpipe.family import GemmSpec
 from gemmpipe.family.dtypes import FP8_MAX
-from gemmpipe.kernels.linear_fp8_blockscale._operands import (
-    linear_pointers,
-    linear_sizes,
-    operands_violation,
-    row_scales_violation,
-)
 from gemmpipe.templates.params import SCALE_BLOCK, int_knob, load_constants, tile_constants
+from gemmpipe.templates.quantise import linear_pointers, linear_sizes, linear_violation, row_scales_violation
 from gemmpipe.templates.small_m import SmallMKernel, sliced_resources_violation
+from gemmpipe.templates.streamed import Streamed, streamed_constants
 
 _ROWS = (1, 8, 16)
 """Rows of x of a tile: a single one, or all columns of one or two matrix instructions."""
@@ -33,7 +29,7 @@ class FusedSliced(SmallMKernel):
         """`rule: detail` of the first rule broken, or None."""
         m, n, k = (int_knob(knobs, f"BLOCK_SIZE_{axis}") for axis in "MNK")
         warps, stages = int_knob(knobs, "num_warps"), int_knob(knobs, "num_stages")
-        if reason := operands_violation(spec, knobs, device) or row_scales_violation(spec):
+        if reason := linear_violation(spec, knobs, device) or row_scales_violation(spec):
             return reason
         if device.vendor != "nvidia":
             return f"vendor: {device.gfx} has no 16 x 8 matrix instruction and no copies that bypass registers"
@@ -85,3 +81,28 @@ def fused_sliced_shared_bytes(m: int, n: int, slices: int, stages: int) -> int:
     stage = slices * (SCALE_BLOCK * (2 * m + n) + 4)
     exchanged = 2 * columns * SCALE_BLOCK * slices if m == 1 else 0
     return max(max(stages - 1, 1) * stage + exchanged, 4 * slices * columns * n) + 1024
+
+
+@dataclass(frozen=True, kw_only=True)
+class FusedStreamed(Streamed):
+    """`fused_streamed`: as `streamed`, for x in 16 bits, which every warp quantises before it multiplies."""
+
+    label = "fused_streamed"
+    kernel: str = "gemmpipe.kernels.linear_fp8_blockscale._streamed_kernel:linear_streamed"
+    supports_m_major_scales: bool = False
+
+    def operands_violation(self, spec: GemmSpec, knobs: Knobs, device: Device) -> str | None:
+        """`rule: detail` of the first rule on operands that is broken, or None."""
+        return linear_violation(spec, knobs, device) or row_scales_violation(spec)
+
+    def pointers(self, spec: GemmSpec) -> Mapping[str, str]:
+        """Operands, bias, the weight's scales and output."""
+        return linear_pointers(spec)
+
+    def integers(self, spec: GemmSpec) -> Mapping[str, int]:
+        """Sizes and row strides."""
+        return linear_sizes(spec)
+
+    def constants(self, spec: GemmSpec, knobs: Knobs) -> Mapping[str, Scalar]:
+        """The tile, and the greatest value of w's type."""
+        return {**streamed_constants(spec, knobs), "TOP": FP8_MAX[spec.w_dtype]}
