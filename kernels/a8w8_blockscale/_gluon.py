@@ -130,9 +130,9 @@ class BlockscaleWarpSpecialised(WarpSpecialised):
             kept.pop(OWN_PACE, None)
         return kept
 
-    def build(self, spec: GemmSpec, knobs: Knobs) -> Build:
+    def build(self, spec: GemmSpec, knobs: Knobs, device: Device) -> Build:
         """Of the kernel for these knobs."""
-        return WarpSpecialised.build(self._for(knobs), spec, knobs)
+        return WarpSpecialised.build(self._for(knobs), spec, knobs, device)
 
     def kernel_name(self, knobs: Knobs) -> str:
         """The function and the hash of its source."""
@@ -143,7 +143,7 @@ class BlockscaleWarpSpecialised(WarpSpecialised):
 
     def builds(self, spec: GemmSpec, knobs: Knobs, device: Device) -> tuple[Build, ...]:
         """One for each load mode of x's scales."""
-        return tuple(replace(self, reading=each).build(spec, knobs) for each in scale_load_modes(spec))
+        return tuple(replace(self, reading=each).build(spec, knobs, device) for each in scale_load_modes(spec))
 
     def launch(
         self, spec: GemmSpec, knobs: Knobs, device: Device, inputs: Inputs, prepared: Prepared, out: "torch.Tensor"

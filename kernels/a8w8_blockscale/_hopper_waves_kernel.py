@@ -15,7 +15,15 @@ from gemmpipe.templates.hopper.own_pace import RowScales, allocate, first_row_of
 from gemmpipe.templates.hopper.pipeline import Ring, gdc_wait, producer_warp
 from gemmpipe.templates.hopper.scales import scale_producer_warps
 from gemmpipe.templates.hopper.tile_scheduler import TileSchedule
-from gemmpipe.templates.hopper.waves import WholeTiles, store_waves, wave_count, wave_partition, whole_tile_place
+from gemmpipe.templates.hopper.waves import (
+    WholeTiles,
+    store_waves,
+    tile_or_half,
+    wave_count,
+    wave_partition,
+    wave_work_count,
+    whole_tile_place,
+)
 from gemmpipe.templates.hopper.wgmma_any_n import matrix_descriptor
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def,assignment"
@@ -42,21 +50,30 @@ def math_warpgroup(
     w_at = matrix_descriptor(first_row_of_w(wg.BLOCK_SIZE_M, wg.BLOCK_SIZE_N, STAGES))
     mbarrier.wait(ring.ready, 0)
     gdc_wait()
-    for work_id in range(gl.program_id(0), work.tiles_m * work.tiles_n, work.programs):
-        row, column = whole_tile_place(work, work_id, wg.BLOCK_SIZE_M, wg.BLOCK_SIZE_N)
+    for work_id in range(gl.program_id(0), wave_work_count(work), work.programs):
+        if work.whole is None:
+            tile, half = work_id, None
+        else:
+            tile, half = tile_or_half(work, work_id)
+        row, column = whole_tile_place(work, tile, wg.BLOCK_SIZE_M, wg.BLOCK_SIZE_N)
         of = scales_of_columns(w_scale_ptr, w_scale_stride, column, work, SCALE_BLOCK)
         if scales is None:
             slot, phase, sums = multiply_at_own_pace(
-                wg, x_at, w_at, slot, phase, work.blocks, of.low_ptr, of.high_ptr, of.edge, None, STAGES, SCALE_BLOCK
-            )
+                wg, x_at, w_at, slot, phase, work.blocks, of.low_ptr, of.high_ptr, of.edge, None, half,
+                STAGES, SCALE_BLOCK,
+            )  # fmt: skip
         else:
             first = row + wg.ROW
             place = scales + first.to(gl.int64) * scale_row_stride * 4
             rows = RowScales(place, scale_row_stride * 16, work.M - 1 - first)
             slot, phase, sums = multiply_at_own_pace(
-                wg, x_at, w_at, slot, phase, work.blocks, of.low_ptr, of.high_ptr, of.edge, rows, STAGES, SCALE_BLOCK
-            )
-        store_waves(sums, wg, out, ring.stage, row + wg.ROW, column, wave_count(wg.BLOCK_SIZE_M))
+                wg, x_at, w_at, slot, phase, work.blocks, of.low_ptr, of.high_ptr, of.edge, rows, half,
+                STAGES, SCALE_BLOCK,
+            )  # fmt: skip
+        first = row + wg.ROW
+        if half is not None:
+            first += 64 * half.second
+        store_waves(sums, wg, out, ring.stage, first, column, half, wave_count(wg.BLOCK_SIZE_M))
     tma.store_wait(0)
 
 
@@ -70,7 +87,9 @@ def blockscale_waves(
 ):  # fmt: skip
     """out = (x * x_scale) @ (w * w_scale)^T; arguments as in _hopper_kernel.blockscale_warp_specialised.
 
-    READING: `fours` is by the math warpgroups. BUFFERS: a warpgroup's for the output.
+    READING: `fours` is by the math warpgroups. BUFFERS: a warpgroup's for the output. SPLIT_K: `none`, or `halves`:
+    the tiles after `whole` ones are work tiles of one wave, of which `splits` is two (a launch has none of them if all
+    tiles are whole).
     """
     x_ring, w_ring, scale_ring, full, empty, check = allocate(x, BLOCK_SIZE_M, BLOCK_SIZE_N, STAGES)
     stage = gl.allocate_shared_memory(out.dtype, [2 * BUFFERS, 64, out.block_type.shape[1]], out.layout)
@@ -80,7 +99,7 @@ def blockscale_waves(
     tiles_m = gl.cdiv(M, BLOCK_SIZE_M)
     tiles_n = gl.cdiv(N, BLOCK_SIZE_N)
     work = TileSchedule(parts_ptr, counters_ptr, M, N, tiles_m, tiles_n, blocks, programs, group_m, whole, splits)
-    own = WholeTiles(M, N, tiles_m, tiles_n, blocks, programs, group_m)
+    own = WholeTiles(M, N, tiles_m, tiles_n, blocks, programs, group_m, whole if SPLIT_K == "halves" else None)
     COPIED: gl.constexpr = READING == "copied"
     DIRECT: gl.constexpr = READING == "fours"
     FILLERS: gl.constexpr = 2 if READING == "strided" else 1

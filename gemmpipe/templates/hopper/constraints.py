@@ -11,7 +11,15 @@ from math import prod
 from gemmpipe.core.data import Device, Knobs
 from gemmpipe.family import GemmSpec
 from gemmpipe.family.dtypes import DTYPES_16BIT, element_bytes
-from gemmpipe.templates.params import CLUSTER_SIZE, CTAS_PER_SM, MAX_PORTABLE_CLUSTER, NO_GPU, OWN_PACE, int_knob
+from gemmpipe.templates.params import (
+    CLUSTER_SIZE,
+    CTAS_PER_SM,
+    MAX_PORTABLE_CLUSTER,
+    NO_GPU,
+    OWN_PACE,
+    SCALE_BLOCK,
+    int_knob,
+)
 from gemmpipe.templates.tiled import ceil_div, next_power_of_2, tile_counts
 
 WARPGROUP_M = 64
@@ -61,22 +69,41 @@ class PersistentGrid:
     programs: int
     work_tiles: int
     """Whole tiles, and splits of the rest."""
+    splits: int
+    """Of each of the rest: NUM_KSPLIT, or two halves of its rows."""
     parts: int
     """fp32 elements of all splits of all tiles that are split; 0 without split-K."""
+
+    @property
+    def halved(self) -> bool:
+        """True if the rest are in halves of their rows."""
+        return self.whole < self.tiles and not self.parts
 
     @classmethod
     def of(cls, spec: GemmSpec, knobs: Knobs, device: Device) -> "PersistentGrid":
         """As few programs as the same number of waves over the device needs."""
         tiles, splits = prod(tile_counts(spec, knobs)), int_knob(knobs, "NUM_KSPLIT")
         resident = device.cu_num * ctas_per_sm(knobs)
+        if halves := has_halves(knobs) and tiles > resident and 2 * (tiles % resident) <= resident:
+            splits = 2
         whole = tiles if splits == 1 else tiles // resident * resident
         work_tiles = whole + (tiles - whole) * splits
         programs = resident if 0 < whole < tiles else ceil_div(work_tiles, ceil_div(work_tiles, resident))
         cluster = cluster_size(knobs)
         programs = min(ceil_div(programs, cluster), resident // cluster) * cluster
         size = int_knob(knobs, "BLOCK_SIZE_M") * int_knob(knobs, "BLOCK_SIZE_N")
-        parts = (work_tiles - whole) * size
-        return cls(tiles=tiles, whole=whole, programs=programs, work_tiles=work_tiles, parts=parts)
+        parts = 0 if halves else (work_tiles - whole) * size
+        return cls(tiles=tiles, whole=whole, programs=programs, work_tiles=work_tiles, splits=splits, parts=parts)
+
+
+def has_halves(knobs: Knobs) -> bool:
+    """True for tiles of which a program can compute half of the rows (waves.py): those of 256 rows, unless narrow.
+
+    The kernel has a second copy of its loops for them; where w's scales may change within a tile, there are eight
+    loops, and there are no halves.
+    """
+    rows, columns = int_knob(knobs, "BLOCK_SIZE_M"), int_knob(knobs, "BLOCK_SIZE_N")
+    return rows > 2 * WARPGROUP_M and columns == SCALE_BLOCK
 
 
 def ctas_per_sm(knobs: Knobs) -> int:

@@ -143,20 +143,20 @@ class WarpSpecialised(KernelImplementation):
 
     def builds(self, spec: GemmSpec, knobs: Knobs, device: Device) -> tuple[Build, ...]:
         """One build for all sizes with tiles copied and added up in the same way."""
-        return (self.build(spec, knobs),)
+        return (self.build(spec, knobs, device),)
 
     def registers(self, knobs: Knobs) -> tuple[int, int]:
         """Registers per thread of (a math warpgroup, the other warps)."""
         return REGISTERS[ctas_per_sm(knobs)]
 
-    def build(self, spec: GemmSpec, knobs: Knobs) -> Build:
+    def build(self, spec: GemmSpec, knobs: Knobs, device: Device) -> Build:
         """The build of these knobs."""
         operands = self.operands(spec)
         constants: dict[str, Scalar] = {name: None for name, kind in operands.items() if kind == "constexpr"}
         constants |= tile_constants(knobs)
         constants |= {
             "STAGES": knobs["num_stages"],
-            "SPLIT_K": split_k_mode(knobs),
+            "SPLIT_K": "halves" if PersistentGrid.of(spec, knobs, device).halved else split_k_mode(knobs),
             **dict(zip(("REGISTERS", "LOADER_REGISTERS"), self.registers(knobs), strict=True)),
             **self.constants(spec, knobs),
         }
@@ -212,11 +212,11 @@ class WarpSpecialised(KernelImplementation):
         self, spec: GemmSpec, knobs: Knobs, device: Device, inputs: Inputs, prepared: Prepared, out: "torch.Tensor"
     ) -> KernelLaunch:
         """Persistent programs, CTAS_PER_SM per multiprocessor at most; descriptors are made here."""
-        build = self.build(spec, knobs)
+        build = self.build(spec, knobs, device)
         grid = PersistentGrid.of(spec, knobs, device)
         w = prepared.weights.w if self.layout == ROW_MAJOR else k_major_tiles(prepared.weights.w)
         arguments: dict[str, object] = {"x": inputs.x, "w": w, "out": out, "M": spec.m, "N": spec.n}
-        arguments |= {"programs": grid.programs, "whole": grid.whole, "splits": int_knob(knobs, "NUM_KSPLIT")}
+        arguments |= {"programs": grid.programs, "whole": grid.whole, "splits": grid.splits}
         arguments |= {"blocks": ceil_div(spec.k, int_knob(knobs, "BLOCK_SIZE_K")), "group_m": knobs["GROUP_SIZE_M"]}
         arguments |= self.values(spec, inputs, prepared)
         for name, (_, box, layout) in self.boxes(spec, knobs).items():

@@ -150,17 +150,17 @@ def _scale_products(edges, own):
 
 
 @gluon.constexpr_function
-def _row_names(columns, block_m, kind):
+def _row_names(columns, waves, kind):
     """Registers of x's scales of an iteration, of each of the thread's rows."""
-    return [[f"{kind}{row}_{i}" for i in range(unrolled(columns))] for row in range(block_m // 64)]
+    return [[f"{kind}{row}_{i}" for i in range(unrolled(columns))] for row in range(2 * waves)]
 
 
 @gluon.constexpr_function
-def _row_loads(columns, block_m, kind):
+def _row_loads(columns, waves, kind):
     """PTX: load x's scales of an iteration, of each of the thread's rows from its place."""
     return " ".join(
         f"ld.global.v{unrolled(columns)}.f32 {{{', '.join(names)}}}, [row{row}];"
-        for row, names in enumerate(_row_names(columns, block_m, kind))
+        for row, names in enumerate(_row_names(columns, waves, kind))
     )
 
 
@@ -202,9 +202,9 @@ def _wait():
 
 
 @gluon.constexpr_function
-def _block(columns, block_m, block_n, stages, low, direct, i):
+def _block(columns, waves, block_m, block_n, stages, low, direct, i):
     """PTX of K block i of an iteration: (the instructions if its slot is full by now, those that wait for it)."""
-    edges, waves, name = low < columns, wave_count(block_m), f"{low}_{i}"
+    edges, name = low < columns, f"{waves}_{low}_{i}"
     body = [f"@!ready bra.uni wait_{name};", f"full_{name}:", "setp.gt.s32 more, left, 1; selp.b64 step, 4, 0, more;"]
     body += ["add.s64 lows, lows, step; add.s64 highs, highs, step;"]
     for wave in range(waves):
@@ -217,7 +217,7 @@ def _block(columns, block_m, block_n, stages, low, direct, i):
             count = unrolled(columns)
             body += [f"setp.gt.s32 p, left, {count}; selp.b64 step, {4 * count}, 0, p;"]
             body += [f"add.s64 row{row}, row{row}, step;" for row in range(2 * waves)]
-            body += [_row_loads(columns, block_m, "next")]
+            body += [_row_loads(columns, waves, "next")]
         own = [f"held{2 * wave + row}_{i}" for row in range(2)] if direct else ["r0", "r1"]
         body += [_scale_products(edges, own), "wgmma.wait_group.sync.aligned 0;"]
         if wave == waves - 1:
@@ -229,17 +229,17 @@ def _block(columns, block_m, block_n, stages, low, direct, i):
 
 
 @gluon.constexpr_function
-def _loop(columns, block_m, block_n, stages, low, direct):
-    """PTX of the loop for tiles with `low` columns before the edge, and that of its waits."""
-    body, waits, count = [f"next_{low}:"], [], unrolled(columns)
+def _loop(columns, waves, block_m, block_n, stages, low, direct):
+    """PTX of the loop for so many waves and tiles with `low` columns before the edge, and that of its waits."""
+    body, waits, count = [f"next_{waves}_{low}:"], [], unrolled(columns)
     for i in range(count):
-        block, wait = _block(columns, block_m, block_n, stages, low, direct, i)
+        block, wait = _block(columns, waves, block_m, block_n, stages, low, direct, i)
         body += [block, "@!more bra.uni done;" if i < count - 1 else ""]
         waits += [wait]
     if direct:
-        pairs = zip(_row_names(columns, block_m, "held"), _row_names(columns, block_m, "next"), strict=True)
+        pairs = zip(_row_names(columns, waves, "held"), _row_names(columns, waves, "next"), strict=True)
         body += [f"mov.f32 {held}, {new};" for row in pairs for held, new in zip(*row, strict=True)]
-    return " ".join([*body, f"@more bra.uni next_{low};"]), " ".join(waits)
+    return " ".join([*body, f"@more bra.uni next_{waves}_{low};"]), " ".join(waits)
 
 
 @gluon.constexpr_function
@@ -278,14 +278,28 @@ def _begin_rows(given, columns, block_m):
         f" mul.wide.s32 step, at, {given[10]}; add.s64 row{row}, {given[9]}, step;"
         for row in range(block_m // 64)
     ]
-    return " ".join([*places, _row_loads(columns, block_m, "held")])
+    return " ".join([*places, _row_loads(columns, wave_count(block_m), "held")])
 
 
 @gluon.constexpr_function
-def loop_asm(columns, parts, block_m, block_n, stages, row, scale_block, direct):
+def _loops(columns, waves, block_m, block_n, stages, scale_block, direct):
+    """PTX of the loops for so many waves, one of which a tile's edge between w's scales selects, and of their waits."""
+    lows, text, waits = low_columns(columns, scale_block), [], []
+    for low in lows:
+        skip = low != lows[-1]
+        text += [f"setp.lt.s32 p, edge, {low}; @p bra.uni fewer_{waves}_{low};" if skip else ""]
+        loop, wait = _loop(columns, waves, block_m, block_n, stages, low, direct)
+        text += [loop, "bra.uni done;", f"fewer_{waves}_{low}:" if skip else ""]
+        waits += [wait]
+    return text, waits
+
+
+@gluon.constexpr_function
+def loop_asm(columns, parts, block_m, block_n, stages, row, scale_block, direct, halves):
     """PTX of the loops. Operands after the sums, as often as a part has registers: those of multiply_at_own_pace."""
-    sums, width, lows = wave_count(block_m) * columns // 2, columns // 2 // parts, low_columns(columns, scale_block)
-    given = [f"${sums + i * width}" for i in range(12)]
+    count = wave_count(block_m)
+    sums, width, lows = count * columns // 2, columns // 2 // parts, low_columns(columns, scale_block)
+    given = [f"${sums + i * width}" for i in range(13)]
     registers = [
         ".reg .pred p, ready, more, wrapped, leader;"
         " .reg .b32 at, slot, phase, left, edge, full, empty, freed, scales, fulls, empties, first_scales;"
@@ -294,23 +308,25 @@ def loop_asm(columns, parts, block_m, block_n, stages, row, scale_block, direct)
     ]
     if direct:
         registers += [f".reg .b64 row<{block_m // 64}>;"]
-        rows = [*_row_names(columns, block_m, "held"), *_row_names(columns, block_m, "next")]
+        rows = [*_row_names(columns, count, "held"), *_row_names(columns, count, "next")]
         registers += [f".reg .f32 {', '.join(names)};" for names in rows]
-    text, waits = [*registers, _begin(sums, given, block_m, block_n, stages, row, lows[-1] < columns)], []
+    text = [*registers, _begin(sums, given, block_m, block_n, stages, row, lows[-1] < columns)]
     text += [_begin_rows(given, columns, block_m) if direct else ""]
-    for low in lows:
-        skip = low != lows[-1]
-        text += [f"setp.lt.s32 p, edge, {low}; @p bra.uni fewer_{low};" if skip else ""]
-        loop, wait = _loop(columns, block_m, block_n, stages, low, direct)
-        text += [loop, "bra.uni done;", f"fewer_{low}:" if skip else ""]
-        waits += [wait]
+    if halves:
+        text += [f"shfl.sync.idx.b32 at, {given[12 if direct else 9]}, 0, 31, -1;"]
+        text += ["setp.eq.s32 p, at, 1; @p bra.uni one_wave;"]
+    loops, waits = _loops(columns, count, block_m, block_n, stages, scale_block, direct)
+    text += loops
+    if halves:
+        loops, more = _loops(columns, 1, block_m, block_n, stages, scale_block, direct)
+        text, waits = [*text, "one_wave:", *loops], [*waits, *more]
     return f"{{ {' '.join([*text, *waits])} done: }}"
 
 
 @gluon.constexpr_function
-def _constraints(parts, width, direct):
+def _constraints(parts, width, direct, halves):
     each = width // 2  # registers of a part
-    kinds = ["l"] * 4 + ["r"] * 5 + (["l", "r", "r"] if direct else [])
+    kinds = ["l"] * 4 + ["r"] * 5 + (["l", "r", "r"] if direct else []) + (["r"] if halves else [])
     return ",".join(["=&f"] * (parts * each) + [kind for kind in kinds for _ in range(each)])
 
 
@@ -332,31 +348,38 @@ class RowScales(NamedTuple):
 
 @gluon.jit
 def multiply_at_own_pace(
-    wg, x_at, w_at, slot, phase, blocks, low_ptr, high_ptr, edge, rows_scales, STAGES: gl.constexpr,
+    wg, x_at, w_at, slot, phase, blocks, low_ptr, high_ptr, edge, rows_scales, half, STAGES: gl.constexpr,
     SCALE_BLOCK: gl.constexpr,
 ):  # fmt: skip
     """The sums of a tile's K blocks, from this slot on; returns (slot, phase, sums).
 
     x_at, w_at: descriptors of this warpgroup's rows of x, and of all columns of w, in the first slots. low_ptr,
     high_ptr: w's scales along K of the columns before `edge` and from there on. rows_scales: RowScales, or None: x's
-    scales are in the slots. blocks: at least 1.
+    scales are in the slots. half: a waves.Half, of which a half tile has one wave, or None. blocks: at least 1.
     """
     PARTS: gl.constexpr = wave_count(wg.BLOCK_SIZE_M) * wg.PARTS
     DIRECT: gl.constexpr = rows_scales is not None
+    HALVES: gl.constexpr = half is not None
     text: gl.constexpr = loop_asm(
-        wg.COLUMNS, wg.PARTS, wg.BLOCK_SIZE_M, wg.BLOCK_SIZE_N, STAGES, wg.ROW, SCALE_BLOCK, DIRECT
-    )
-    constraints: gl.constexpr = _constraints(PARTS, wg.WIDTH, DIRECT)
+        wg.COLUMNS, wg.PARTS, wg.BLOCK_SIZE_M, wg.BLOCK_SIZE_N, STAGES, wg.ROW, SCALE_BLOCK, DIRECT,
+        HALVES,
+    )  # fmt: skip
+    constraints: gl.constexpr = _constraints(PARTS, wg.WIDTH, DIRECT, HALVES)
     types: gl.constexpr = _types(PARTS)
     wide = gl.zeros([64, wg.WIDTH], gl.int64, wg.LAYOUT)
     narrow = gl.zeros([64, wg.WIDTH], gl.int32, wg.LAYOUT)
     lows, highs = low_ptr.to(gl.int64, bitcast=True), high_ptr.to(gl.int64, bitcast=True)
     rows = gl.arange(0, 64, gl.SliceLayout(1, wg.LAYOUT)).expand_dims(1)  # of a thread's first element: its first row
+    if HALVES:  # a half of the tile begins with the rows of its wave
+        x_at += 512 * half.second  # 64 rows of 128 bytes, in units of 16 bytes
+        rows += 64 * half.second
     operands = (wide + x_at, wide + w_at, wide + lows, wide + highs)
     operands += (narrow + slot, narrow + phase, narrow + blocks, narrow + edge, narrow + rows)
     if DIRECT:
         place = rows_scales.ptr.to(gl.int64, bitcast=True)
         operands += (wide + place, narrow + rows_scales.row_bytes, narrow + rows_scales.last)
+    if HALVES:
+        operands += (narrow + half.waves,)
     sums = gl.inline_asm_elementwise(text, constraints, operands, dtype=types, is_pure=False, pack=wg.WIDTH // 2)
     used = slot + blocks
     return used % STAGES, phase ^ (used // STAGES & 1), sums

@@ -194,7 +194,7 @@ def producer_warp(
     for work_id in range(gl.program_id(0), work_tile_count(work), work.programs):
         # Not carried over from the previous tile: Triton 3.6 drops `begin` and `end` from what is carried, and splits
         # of other lengths hang. The waits that only the first iteration needs are in the loop for the same reason.
-        place = tile_coord(work, work_id, BLOCK_SIZE_M, BLOCK_SIZE_N)
+        place = tile_coord(work, work_id, BLOCK_SIZE_M, BLOCK_SIZE_N, 0, 0, SPLIT_K == "halves")
         mbarrier.wait(ring.ready, 0)
         row = gdc_wait(place.row)
         gdc_launch_dependents()  # not earlier: later kernels would start and occupy this one's multiprocessors

@@ -49,7 +49,7 @@ def scale_producer_warps(
     slot = 0
     phase = 1
     for work_id in range(gl.program_id(0), work_tile_count(work), work.programs):
-        coord = tile_coord(work, work_id, BLOCK_SIZE_M, BLOCK_SIZE_N)
+        coord = tile_coord(work, work_id, BLOCK_SIZE_M, BLOCK_SIZE_N, 0, 0, SPLIT_K == "halves")
         mbarrier.wait(ring.ready, 0)
         row = gdc_wait(coord.row)  # the previous kernel may have written the scales
         if FOURS:

@@ -94,13 +94,18 @@ def swizzled_tile(t, M, tiles_m, tiles_n, group_m, BLOCK_SIZE_M: gl.constexpr):
 @gluon.jit
 def tile_coord(
     work, work_id, BLOCK_SIZE_M: gl.constexpr, BLOCK_SIZE_N: gl.constexpr, ROW: gl.constexpr = 0,
-    COLUMN: gl.constexpr = 0,
+    COLUMN: gl.constexpr = 0, HALVES: gl.constexpr = False,
 ):  # fmt: skip
-    """The TileCoord of a work tile, from this row and column of the tile on."""
+    """The TileCoord of a work tile, from this row and column of the tile on.
+
+    HALVES: the splits are halves of a tile's rows (waves.py), with all K blocks.
+    """
     tile, split, begin, end = decode_work_tile(work_id, work.blocks, work.whole, work.splits)
     # Rows computed twice agree to the bit if all tiles are whole, or all are split; else no tile is moved up.
     alike = (work.whole == 0) | (work.whole == work.tiles_m * work.tiles_n)
     rows = gl.where(alike, work.M, work.tiles_m * BLOCK_SIZE_M)
+    if HALVES:
+        begin, end, rows = 0, work.blocks, work.M
     row, tile_n = swizzled_tile(tile, rows, work.tiles_m, work.tiles_n, work.group_m, BLOCK_SIZE_M)
     return TileCoord(tile, split, begin, end, row + ROW, tile_n * BLOCK_SIZE_N + COLUMN)
 

@@ -40,10 +40,18 @@ def wave_partition(group, block_m, block_n, bits):
     return WarpgroupPartition(*map(gl.constexpr, found))
 
 
-class WholeTiles(NamedTuple):
-    """The tiles of a product [M, N], none of them split; the fields are those of tile_scheduler.TileSchedule.
+class Half(NamedTuple):
+    """The waves of a tile that a work tile has: 2, or for half of a tile 1, the second one if `second` is 1."""
 
-    Fewer than there: a math warpgroup keeps them in registers, of which it has few left.
+    waves: gl.tensor
+    second: gl.tensor
+
+
+class WholeTiles(NamedTuple):
+    """The tiles of a product [M, N], none of them split along K; the fields are those of tile_scheduler.TileSchedule.
+
+    Fewer than there: a math warpgroup keeps them in registers, of which it has few left. whole: None if there are no
+    halves of tiles.
     """
 
     M: gl.tensor
@@ -53,6 +61,25 @@ class WholeTiles(NamedTuple):
     blocks: gl.tensor
     programs: gl.tensor
     group_m: gl.tensor
+    whole: gl.tensor
+
+
+@gluon.jit
+def wave_work_count(work):
+    """The number of work tiles: all tiles, of which those after `whole` ones count twice."""
+    tiles = work.tiles_m * work.tiles_n
+    if work.whole is not None:
+        tiles += tiles - work.whole
+    return tiles
+
+
+@gluon.jit
+def tile_or_half(work, work_id):
+    """(tile, Half) of a work tile."""
+    rest = work_id - work.whole
+    is_half = rest >= 0
+    tile = gl.where(is_half, work.whole + rest // 2, work_id)
+    return tile, Half(gl.where(is_half, 1, 2), gl.where(is_half, rest % 2, 0))
 
 
 @gluon.jit
@@ -63,27 +90,37 @@ def whole_tile_place(work, work_id, BLOCK_SIZE_M: gl.constexpr, BLOCK_SIZE_N: gl
 
 
 @gluon.jit
-def store_waves(sums, wg, out, stage, row, column, WAVES: gl.constexpr):
-    """Store the sums of all waves of a tile, whose share for this warpgroup begins at (row, column).
+def store_waves(sums, wg, out, stage, row, column, half, WAVES: gl.constexpr):
+    """Store the sums of a tile's waves, whose share for this warpgroup begins at (row, column).
 
     With as many buffers of `stage` as parts all parts are staged, then copied to memory. With fewer the parts take them
-    in turn: while one is copied, the next is filled.
+    in turn: while one is copied, the next is filled. half: a Half, whose single wave has the first sums, or None.
     """
     BUFFERS: gl.constexpr = stage.shape[0] // 2
     PARTS: gl.constexpr = WAVES * wg.PARTS
-    first = wg.GROUP * BUFFERS
     if BUFFERS == PARTS:
         tma.store_wait(0)  # the copies of the last tile have read their buffers
         for i in gl.static_range(PARTS):
-            stage.index(first + i).store(sums[i].to(stage.dtype))
+            stage.index(wg.GROUP * BUFFERS + i).store(sums[i].to(stage.dtype))
         fence_async_shared()
-        for i in gl.static_range(PARTS):
-            place = [row + i // wg.PARTS * 64, column + i % wg.PARTS * wg.WIDTH]
-            tma_store(out, place, stage.index(first + i))
+    if half is None:
+        _store_parts(sums, wg, out, stage, row, column, 0, PARTS, BUFFERS == PARTS)
     else:
-        for i in gl.static_range(PARTS):
-            buffer = stage.index(first + i % BUFFERS)
+        _store_parts(sums, wg, out, stage, row, column, 0, wg.PARTS, BUFFERS == PARTS)
+        if half.waves > 1:
+            _store_parts(sums, wg, out, stage, row, column, wg.PARTS, PARTS, BUFFERS == PARTS)
+
+
+@gluon.jit
+def _store_parts(
+    sums, wg, out, stage, row, column, BEGIN: gl.constexpr, END: gl.constexpr, STAGED: gl.constexpr
+):  # fmt: skip
+    """Copy the parts from BEGIN up to END to memory, where they are not staged yet by buffers in turn."""
+    BUFFERS: gl.constexpr = stage.shape[0] // 2
+    for i in gl.static_range(BEGIN, END):
+        buffer = stage.index(wg.GROUP * BUFFERS + i % BUFFERS)
+        if not STAGED:
             tma.store_wait(BUFFERS - 1)  # the copy that began as many copies ago has read its buffer
             buffer.store(sums[i].to(buffer.dtype))
             fence_async_shared()
-            tma_store(out, [row + i // wg.PARTS * 64, column + i % wg.PARTS * wg.WIDTH], buffer)
+        tma_store(out, [row + i // wg.PARTS * 64, column + i % wg.PARTS * wg.WIDTH], buffer)
