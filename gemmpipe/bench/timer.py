@@ -300,9 +300,9 @@ def _are_single(blocks: Sequence[Sequence[TimedCall]]) -> bool:
 class _QueuedReplay:
     """Replays a graph that the host has queued before the device begins it; returns the microseconds of one launch.
 
-    A start event followed by the launch of a graph would include the host's time for it, some 0.3 us per kernel when
-    the host's caches are cold. On an H200 (2026-11-27) that was 0.7 us of each launch, for some graphs and not for
-    others, in replays of 64 launches with spacers.
+    Else the host's time for the launch of a graph would be part of it. On an H200 the launches of some graphs also take
+    0.15 us (a small kernel) to 0.7 us (a product after it) less than those of others. Why is not known; queued graphs
+    are nearly all of the slower kind, so that the times of two runs agree (docs/explanation/noise.md).
     """
 
     def __init__(self, torch: ModuleType, graph: "torch.cuda.CUDAGraph", launches: int) -> None:
@@ -318,7 +318,7 @@ class _QueuedReplay:
 
     def _is_queued_in_time(self) -> bool:
         """Replay once; False if the device may have waited for the host."""
-        self._torch.cuda._sleep(int(_CYCLES_PER_US * (_HOST_MARGIN * self._host_us + _FIRST_US)))
+        self._torch.cuda._sleep(int(_CYCLES_PER_US * _HOST_MARGIN * self._host_us))
         begun = time.perf_counter_ns()
         self._start.record()
         self._graph.replay()

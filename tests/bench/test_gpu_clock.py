@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -28,10 +29,14 @@ class Modelled:
         """When the last entries of the queue are done."""
         self.slept_us = 0.0
         self.hiccups: list[float] = []
-        """Additional host time of the next launches."""
+        """Additional host time of the next launches, of kernels or of graphs."""
+        self.captured: list[float] | None = None
+        """The kernels of the graph that is captured."""
         self.cuda = SimpleNamespace(
             Event=lambda enable_timing: Event(self),
             Stream=lambda device: None,
+            stream=nullcontext,
+            CUDAGraph=lambda: Graph(self),
             _sleep=lambda cycles: self.work(cycles / 2000, sleep=True),
             synchronize=lambda device: self.wait(),
         )
@@ -40,6 +45,9 @@ class Modelled:
         return name
 
     def work(self, time_us: float, *, sleep: bool = False) -> None:
+        if self.captured is not None:
+            self.captured.append(time_us)
+            return
         self.now_us += 1
         if len(self.ends_us) == CAPACITY:
             self.now_us = max(self.now_us, self.ends_us[0])
@@ -60,6 +68,27 @@ class Modelled:
         return run
 
 
+class Graph:
+    """Kernels that one launch queues; the first launch takes the host longer."""
+
+    def __init__(self, model: Modelled) -> None:
+        self._model = model
+        self._times_us: list[float] = []
+        self.host_us, self.first_host_us = 50.0, 900.0
+
+    def capture_begin(self, capture_error_mode: str) -> None:
+        self._model.captured = self._times_us
+
+    def capture_end(self) -> None:
+        self._model.captured = None
+
+    def replay(self) -> None:
+        model, first_us = self._model, self.first_host_us
+        self.first_host_us = 0.0
+        model.now_us += self.host_us + first_us + (model.hiccups.pop() if model.hiccups else 0.0)
+        model.work(sum(self._times_us))
+
+
 class Event:
     """An event in the queue."""
 
@@ -70,6 +99,9 @@ class Event:
     def record(self) -> None:
         self._model.work(0.0)
         self.at_us = self._model.free_us
+
+    def synchronize(self) -> None:
+        self._model.now_us = max(self._model.now_us, self.at_us)
 
     def query(self) -> bool:
         return self.at_us <= self._model.now_us
@@ -163,3 +195,20 @@ def test_no_time_includes_a_wait(blocks: list[tuple[float, int]], host_us: float
         found = clock.blocks([[model.launch(t, host_us)] * n for t, n in blocks], min(t for t, _ in blocks))
     late = sum(h > 0 for h in hiccups) > 3
     assert late or found == pytest.approx([t for t, _ in blocks], rel=1e-6, abs=0.5)
+
+
+@pytest.mark.parametrize("hiccups", [[], [0.0, 0.0, 3000.0], [800.0, 0.0, 0.0, 500.0]])
+def test_a_replay_is_the_devices_time_from_the_first_one_on(model: Modelled, hiccups: list[float]) -> None:
+    replay = GpuClock(H200).replay([model.launch(t) for t in (5.0, 7.0, 9.0)] * 20)
+    model.hiccups = hiccups
+    assert [replay() for _ in range(6)] == pytest.approx([7.0] * 6)
+
+
+def test_replays_need_little_head_start(model: Modelled) -> None:
+    replay = GpuClock(H200).replay([model.launch(8.0)] * 64)
+    for _ in range(8):
+        replay()
+    model.slept_us = 0.0
+    for _ in range(10):
+        replay()
+    assert model.slept_us < 10 * 120

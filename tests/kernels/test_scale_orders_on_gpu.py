@@ -12,6 +12,7 @@ from gemmpipe.family import Family, GemmSpec, Inputs, KernelDefaults, Weights, l
 from gemmpipe.family.problem import make_problem
 from gemmpipe.family.reference import error_ratio
 from gemmpipe.launch.launch import KernelImplementation
+from gemmpipe.templates.hopper.constraints import PersistentGrid
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 LAYOUTS = ("rows", "columns", "padded", "padded_rows")
@@ -129,6 +130,21 @@ def test_two_waves_and_own_pace(device: Device, m: int, n: int, k: int, knobs: M
         pytest.skip("a tile of 256 rows needs as many")
     case = made("a8w8_blockscale", device, m, n, k)
     check(kernel_of(case, "gluon"), knobs, device, case)
+
+
+@pytest.mark.parametrize("knobs", [gluon(256, 128, 3), gluon(256, 128, 4, CLUSTER_SIZE=2)], ids=str)
+@pytest.mark.parametrize("m", [770, 1000, 1023, 1024])
+@pytest.mark.parametrize("k", [128, 896, 1008, 2048])
+def test_halves_of_tiles(device: Device, m: int, k: int, knobs: Mapping[str, Scalar]) -> None:
+    """Tiles of 256 rows in the last round over the device."""
+    if device.gfx != "sm_90":
+        pytest.skip("Hopper's kernel")
+    n = 128 * (device.cu_num // 4 + 3) - 8
+    case = made("a8w8_blockscale", device, m, n, k)
+    kernel = kernel_of(case, "gluon")
+    _, spec, *_ = case
+    assert PersistentGrid.of(spec, kernel.normalise(spec, knobs, device), device).halved
+    check(kernel, knobs, device, case)
 
 
 @pytest.mark.parametrize(

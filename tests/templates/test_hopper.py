@@ -34,10 +34,10 @@ SM_90 = arch_device("sm_90")
 FAMILIES = ("a16w16", "a8w8", "a8w8_blockscale", "a8w8_bpreshuffle", "a8w8_blockscale_bpreshuffle")
 
 
-def _kernel(name: str, m: int) -> tuple[WarpSpecialised, GemmSpec]:
+def _kernel(name: str, m: int, n: int = 1280) -> tuple[WarpSpecialised, GemmSpec]:
     family = load_family(name)
     defaults = KernelDefaults(dtype=None, out_dtype=None, bias=None)
-    spec = family.spec(make_problem(family, {"M": m, "N": 1280, "K": 8192}, defaults, "sm_90", "test"))
+    spec = family.spec(make_problem(family, {"M": m, "N": n, "K": 8192}, defaults, "sm_90", "test"))
     (kernel,) = (i for i in family.implementations if isinstance(i, WarpSpecialised))
     return kernel, spec
 
@@ -84,6 +84,28 @@ def test_only_tiles_that_fill_no_wave_are_split(
     grid = PersistentGrid.of(spec, {**_knobs(spec, 64), "NUM_KSPLIT": splits}, SM_90)
     assert (grid.whole, grid.programs) == (whole, programs)
     assert grid.parts == (0 if splits == 1 else (work_tiles - whole) * 64 * 64)
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "columns", "rest"),
+    [
+        (4096, 24576, 128, 36),  # 23 rounds over 132 multiprocessors, and 36 tiles more
+        (4096, 4224, 128, 0),  # four rounds
+        (4096, 7168, 128, 0),  # six rounds and 104 tiles: twice as many halves are no less work
+        (1024, 1280, 128, 0),  # no round is full
+        (4096, 24576, 64, 0),
+    ],
+)
+def test_the_last_round_of_tiles_of_256_rows_is_in_halves_if_these_fit_it(
+    m: int, n: int, columns: int, rest: int
+) -> None:
+    kernel, spec = _kernel("a8w8_blockscale", m, n)
+    knobs = kernel.normalise(spec, _wave_knobs(256, columns, 3, own_pace=True), SM_90)
+    grid = PersistentGrid.of(spec, knobs, SM_90)
+    assert (grid.halved, grid.tiles - grid.whole, grid.work_tiles - grid.tiles, grid.parts) == (rest > 0, rest, rest, 0)
+    assert not rest or (grid.splits == 2 and grid.programs == SM_90.cu_num)
+    modes = {dict(build.constants)["SPLIT_K"] for build in kernel.builds(spec, knobs, SM_90)}
+    assert modes == {"halves" if rest else "none"}
 
 
 def test_nothing_is_split_if_all_waves_are_full() -> None:
