@@ -39,7 +39,7 @@ FACADE = {
 UPWARD = {("gemmpipe.runtime.online", "gemmpipe.online"): "the run time starts the tuner that it names"}
 MIN_LINES, MAX_LINES, MAX_FUNCTION = 80, 500, 50
 SHORT = {
-    "backends/_empty.py": "device code: imports triton, its host side does not",
+    "launch/_empty.py": "device code: imports triton, its host side does not",
     "backends/own.py": "the backend of families' own kernels",
     "backends/quack.py": "one library",
     "bench/preloaded.py": "what the forkserver imports; any import more is paid by each run",

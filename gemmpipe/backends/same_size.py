@@ -118,6 +118,6 @@ def _scaled(method: str, x: "torch.Tensor", w: "torch.Tensor", fp8: "torch.dtype
 
 def _empty_launch() -> Callable[[], None]:
     """A launch of an empty kernel."""
-    from gemmpipe.backends._empty import empty
+    from gemmpipe.launch._empty import empty
 
     return lambda: empty[(1,)]()

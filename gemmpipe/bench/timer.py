@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from gemmpipe.core.data import Device, median
 from gemmpipe.core.errors import check_at_least
+from gemmpipe.launch.replays import dependent_launch
 
 if TYPE_CHECKING:
     import torch
@@ -199,6 +200,8 @@ class GpuClock(Clock):
 
         self._torch = torch
         self._device = torch.device(device.torch_name)
+        self._facts = device
+        self._before_replay: TimedCall | None = None
         self._host_us = {True: _HOST_US, False: _HOST_US}
         """Host time per launch, for blocks of one launch (True) and longer ones, with fewer events per launch."""
         self._side = torch.cuda.Stream(self._device)
@@ -289,7 +292,13 @@ class GpuClock(Clock):
                     launch()
             finally:
                 graph.capture_end()
-        return _QueuedReplay(torch, graph, len(launches))
+        if self._before_replay is None:
+            self._before_replay = dependent_launch(self._facts) or _nothing
+        return _QueuedReplay(torch, graph, len(launches), self._before_replay)
+
+
+def _nothing() -> None:
+    """What comes before a replay on a GPU without programmatic dependent launch."""
 
 
 def _are_single(blocks: Sequence[Sequence[TimedCall]]) -> bool:
@@ -300,13 +309,12 @@ def _are_single(blocks: Sequence[Sequence[TimedCall]]) -> bool:
 class _QueuedReplay:
     """Replays a graph that the host has queued before the device begins it; returns the microseconds of one launch.
 
-    Else the host's time for the launch of a graph would be part of it. On an H200 the launches of some graphs also take
-    0.15 us (a small kernel) to 0.7 us (a product after it) less than those of others. Why is not known; queued graphs
-    are nearly all of the slower kind, so that the times of two runs agree (docs/explanation/noise.md).
+    Else the host's time for the launch of a graph would be part of it. A dependent launch comes before, else the
+    kernels of a graph take up to 0.7 us longer or not, by what was launched in the process before (launch/replays.py).
     """
 
-    def __init__(self, torch: ModuleType, graph: "torch.cuda.CUDAGraph", launches: int) -> None:
-        self._torch, self._graph, self._launches = torch, graph, launches
+    def __init__(self, torch: ModuleType, graph: "torch.cuda.CUDAGraph", launches: int, before: TimedCall) -> None:
+        self._torch, self._graph, self._launches, self._before = torch, graph, launches, before
         self._host_us = _FIRST_US
         self._start, self._end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
 
@@ -319,6 +327,7 @@ class _QueuedReplay:
     def _is_queued_in_time(self) -> bool:
         """Replay once; False if the device may have waited for the host."""
         self._torch.cuda._sleep(int(_CYCLES_PER_US * _HOST_MARGIN * self._host_us))
+        self._before()
         begun = time.perf_counter_ns()
         self._start.record()
         self._graph.replay()

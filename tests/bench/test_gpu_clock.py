@@ -119,6 +119,7 @@ def _modelled(monkeypatch: pytest.MonkeyPatch) -> Modelled:
     found = Modelled()
     monkeypatch.setitem(__import__("sys").modules, "torch", found)
     monkeypatch.setattr(timer, "time", SimpleNamespace(perf_counter_ns=lambda: found.now_us * 1e3))
+    monkeypatch.setattr(timer, "dependent_launch", lambda device: found.launch(1.0, 3.0))
     return found
 
 

@@ -31,7 +31,6 @@ from limits_report import LARGE, LINEAR, PARTS, READ, Row
 from peers import OURS, WRONG, Contender, Problem
 from scale_layouts import FAMILY, REPLAYS, SIDES, nearest
 
-from gemmpipe.backends._empty import empty
 from gemmpipe.backends.deepgemm import DeepGemm
 from gemmpipe.backends.engine_pair import VllmPair
 from gemmpipe.backends.scaled_mm import ScaledMm
@@ -45,6 +44,7 @@ from gemmpipe.core.spec import Scaling
 from gemmpipe.family import Family, GemmSpec, Implementation, Weights
 from gemmpipe.family.reference import error_ratio
 from gemmpipe.family.roofline import roofline_or_reference
+from gemmpipe.launch._empty import empty
 from gemmpipe.stages.rows import candidate_of
 from gemmpipe.tables import store
 

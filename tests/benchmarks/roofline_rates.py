@@ -22,11 +22,11 @@ import torch
 import triton
 import triton.language as tl
 
-from gemmpipe.backends._empty import empty
 from gemmpipe.core import nvml
 from gemmpipe.core.data import Device
 from gemmpipe.core.device import gpu_device, versions
 from gemmpipe.family.dtypes import native_fp8
+from gemmpipe.launch._empty import empty
 
 SIDE = 8192
 ELEMENTS = 2**29  # of 4 bytes
