@@ -45,33 +45,25 @@ def dependent_launch(device: Device) -> Callable[[], None] | None:
     return load_build(build, device).launcher((1, 1, 1), {})
 
 
-def shorten_replays() -> str:
-    """From now on a dependent launch precedes each `torch.cuda.CUDAGraph.replay()`, in this process.
+def shorten_replays() -> None:
+    """From now on a dependent launch precedes each `torch.cuda.CUDAGraph.replay()` in this process.
 
-    Returns why nothing changes: the GPU has no such launches, or the kernel does not compile; else an empty text.
-    Results of graphs do not change. The launch takes the host 2 to 3 us per replay.
+    Results of graphs do not change. The launch takes the host 2 to 3 us per replay. On a GPU without such launches
+    replays stay as they are. CUDA is not initialised before the first replay, so that processes may still be forked.
     """
     import torch
 
     if _REPLACED:
-        return ""
-    if not torch.cuda.is_available():
-        return "torch finds no GPU"
-    try:
-        if _launch_on(torch.cuda.current_device()) is None:
-            return f"GPUs before sm_{_OLDEST} have no programmatic dependent launch"
-    except Exception as error:  # noqa: BLE001 - any error of the compiler or the driver; graphs work without it
-        return one_line(error)
+        return
     original = torch.cuda.CUDAGraph.replay
 
     def replay(self: "torch.cuda.CUDAGraph") -> None:
-        if (launch := _launch_or_none(torch.cuda.current_device())) is not None:
+        if (launch := _launch_on(torch.cuda.current_device())) is not None:
             launch()
         original(self)
 
     _REPLACED.append(original)
     torch.cuda.CUDAGraph.replay = replay  # type: ignore[method-assign]
-    return ""
 
 
 def restore_replays() -> None:
@@ -84,15 +76,12 @@ def restore_replays() -> None:
 
 @lru_cache(maxsize=64)
 def _launch_on(index: int) -> Callable[[], None] | None:
-    """The dependent launch on the GPU with this index in torch's numbering, which is the current one."""
-    return dependent_launch(gpu_device(index))
+    """The dependent launch on the GPU with this index in torch's numbering, which is the current one.
 
-
-@lru_cache(maxsize=64)
-def _launch_or_none(index: int) -> Callable[[], None] | None:
-    """The same; None, after a warning, if it fails on a further GPU."""
+    None where there are none, and after a warning if it fails: replays work without it.
+    """
     try:
-        return _launch_on(index)
-    except Exception as error:  # noqa: BLE001 - any error of the compiler or the driver; the replay works without it
+        return dependent_launch(gpu_device(index))
+    except Exception as error:  # noqa: BLE001 - any error of the compiler or the driver
         _LOG.warning("no dependent launch before replays on GPU %d: %s", index, one_line(error))
         return None

@@ -2,8 +2,8 @@
 
 The scope is an environment variable with the kinds of layers that the plug-in may take over.
 
-`GEMMPIPE_VLLM=linear,moe` (the default) names the kinds, `off` none; `quantise` must be named. An unknown name takes
-nothing over: a misspelt name must not enable more than the user asked for.
+`GEMMPIPE_VLLM=linear,moe` (the default) names the kinds, `off` none; `quantise` and `replays` must be named. An unknown
+name takes nothing over: a misspelt name must not enable more than the user asked for.
 """
 
 import os
@@ -13,9 +13,11 @@ from dataclasses import dataclass
 import gemmpipe
 from gemmpipe.core.errors import suggest_or_list
 
-LINEAR, MOE, QUANTISE, OFF = "linear", "moe", "quantise", "off"
+LINEAR, MOE, QUANTISE, REPLAYS, OFF = "linear", "moe", "quantise", "replays", "off"
 KINDS = (LINEAR, MOE)
 """The kinds of layers of every engine: linear layers, and mixtures of experts."""
+GRAPHS = "replays of CUDA graphs"
+"""What the start line calls `REPLAYS` (launch/replays.py)."""
 BF16, FP8_BLOCKS, FP8_ROWS, EXPERTS = "linear bf16", "linear fp8 by blocks", "linear fp8 by row", "experts"
 """Products of layers, as the start line names them."""
 FAMILIES = ("a16w16", "a8w8", "a8w8_blockscale", "fmoe")
@@ -73,7 +75,7 @@ class Takeover:
     """One kind of product of an engine, or its quantisers: taken over, or left to the engine for a reason."""
 
     name: str
-    """The kind in words: `linear bf16`, `linear fp8 by blocks`, `experts`, `quantisers`."""
+    """The kind in words: `linear bf16`, `linear fp8 by blocks`, `experts`, `quantisers`, `replays of CUDA graphs`."""
     detail: str = ""
     """Rows of the tables for it, `90 rows for 5 sizes`; fused operations of a quantiser, `RMS norm and SiLU`."""
     reason: str = ""

@@ -16,10 +16,21 @@ from importlib import import_module, metadata
 from typing import Any
 
 from gemmpipe.core.errors import one_line
-from gemmpipe.plugins.scope import BF16, EXPERTS, FP8_BLOCKS, FP8_ROWS, LINEAR, MOE, Scope, inactive_line, read_scope
+from gemmpipe.plugins.scope import (
+    BF16,
+    EXPERTS,
+    FP8_BLOCKS,
+    FP8_ROWS,
+    LINEAR,
+    MOE,
+    REPLAYS,
+    Scope,
+    inactive_line,
+    read_scope,
+)
 
 VARIABLE = "GEMMPIPE_SGLANG"
-"""The environment variable with the scope: `linear`, `moe`, or `off`."""
+"""The environment variable with the scope: `linear`, `moe`, `replays`, or `off`."""
 OLDEST, NEWEST = (0, 5, 20), (0, 5, 23)
 """The supported versions of SGLang."""
 _MODEL_PROCESS = "sglang.srt.managers.scheduler"
@@ -107,12 +118,13 @@ def register() -> None:
 
 def set_up() -> str:
     """Register what the scope allows; returns the line with the reason if nothing is registered."""
-    scope, version = read_scope(VARIABLE), metadata.version("sglang")
+    scope, version = read_scope(VARIABLE, (REPLAYS,)), metadata.version("sglang")
     engine = f"SGLang {version}"
     if not runs_model():
         return ""
     if reason := inactive_reason(scope, version):
         return inactive_line(engine, reason, scope.errors)
+    from gemmpipe.launch.replays import shorten_replays
     from gemmpipe.plugins.operators import register_plugin_operators
     from gemmpipe.plugins.sglang_notice import SGLANG_NOTICE
 
@@ -123,7 +135,9 @@ def set_up() -> str:
     for hook in HOOKS:
         if not reasons[hook.product]:
             registry.HookRegistry.register(hook.target, hook_function(hook), registry.HookType.AROUND)
-    if all(reasons.values()):
+    if REPLAYS in scope.kinds:
+        shorten_replays()
+    elif all(reasons.values()):
         return inactive_line(engine, "; ".join(dict.fromkeys(reasons.values())), scope.errors)
     return ""
 

@@ -15,10 +15,10 @@ from importlib import import_module
 from typing import Any
 
 from gemmpipe.core.errors import one_line
-from gemmpipe.plugins.scope import LINEAR, MOE, QUANTISE, Scope, inactive_line, read_scope
+from gemmpipe.plugins.scope import LINEAR, MOE, QUANTISE, REPLAYS, Scope, inactive_line, read_scope
 
 VARIABLE = "GEMMPIPE_VLLM"
-"""The environment variable with the scope: `linear`, `moe`, `quantise`, or `off`."""
+"""The environment variable with the scope: `linear`, `moe`, `quantise`, `replays`, or `off`."""
 OLDEST, NEWEST = (0, 25), (0, 33)
 """The supported versions of vLLM, major and minor."""
 CACHE_FACTOR = "gemmpipe_plugin"
@@ -67,6 +67,7 @@ def set_up() -> str:
         NOTICE.attempt(LINEAR, "gemmpipe.plugins.vllm_linear"),
         NOTICE.attempt(MOE, "gemmpipe.plugins.vllm_experts"),
         NOTICE.attempt(QUANTISE, "gemmpipe.plugins.vllm_quantise"),
+        NOTICE.attempt(REPLAYS, "gemmpipe.launch.replays", "shorten_replays"),
     ]
     if not any(installed):
         return inactive_line(engine, "; ".join(dict.fromkeys(NOTICE.reasons.values())), scope.errors)
@@ -82,7 +83,7 @@ def is_loading() -> bool:
 
 def vllm_scope() -> Scope:
     """The scope in the environment, of vLLM's kinds."""
-    return read_scope(VARIABLE, (QUANTISE,))
+    return read_scope(VARIABLE, (QUANTISE, REPLAYS))
 
 
 def inactive_reason(scope: Scope, version: str) -> str:

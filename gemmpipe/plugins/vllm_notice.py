@@ -15,9 +15,11 @@ from gemmpipe.plugins.scope import (
     EXPERTS,
     FP8_BLOCKS,
     FP8_ROWS,
+    GRAPHS,
     LINEAR,
     MOE,
     QUANTISE,
+    REPLAYS,
     Scope,
     Takeover,
     start_line,
@@ -103,12 +105,12 @@ class Notice:
         self._left.clear()
         self._announced = False
 
-    def attempt(self, kind: str, module: str) -> bool:
-        """`install()` of a module if the scope has the kind; a failure is the kind's reason."""
+    def attempt(self, kind: str, module: str, function: str = "install") -> bool:
+        """Call a module's function if the scope has the kind; a failure is the kind's reason."""
         reason = self.scope.reason(kind)
         if not reason:
             try:
-                install: Callable[[], None] = import_module(module).install
+                install: Callable[[], None] = getattr(import_module(module), function)
                 install()
             except Exception as error:  # noqa: BLE001 - another version of vLLM: its own kernels stay
                 reason = f"{kind}: {one_line(error)}"
@@ -126,6 +128,7 @@ class Notice:
         self.moe_backend = forced_moe_backend()
         device = process_device()
         takeovers = [*(self._takeover(name, device) for name in PRODUCTS), self._quantisers(device)]
+        takeovers.append(Takeover(name=GRAPHS, reason=self.reasons.get(REPLAYS, "")))
         if _is_first_of_node():
             _LOG.info("%s", start_line(self.engine, device.name, takeovers, self.scope.errors))
 

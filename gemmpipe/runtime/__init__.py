@@ -1,5 +1,6 @@
 """The interface for engines: tuned products by name, preparation of weights, reloading of tables."""
 
+from gemmpipe.launch.replays import restore_replays, shorten_replays
 from gemmpipe.runtime.api import (
     batched_gemm_a8w8,
     batched_gemm_bf16,
@@ -33,4 +34,6 @@ __all__ = [
     "prepare_weight",
     "release_prepared",
     "reload",
+    "restore_replays",
+    "shorten_replays",
 ]

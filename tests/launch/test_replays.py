@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from gemmpipe.core.data import Device
 from gemmpipe.core.device import arch_device
 from gemmpipe.launch import replays
 from gemmpipe.launch.replays import dependent_launch, restore_replays, shorten_replays
@@ -28,26 +29,30 @@ class Graph:
 
 
 @pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A GPU, as far as this module asks torch for one."""
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """Launches and replays, of GPU 0 unless a test sets another one; GPU 1 fails, GPU 2 has no dependent launches."""
+    found: list[str] = []
+
+    def on(device: Device) -> Callable[[], None] | None:
+        if device.index == 1:
+            raise RuntimeError("no memory")
+        return None if device.index else lambda: found.append("launch")
+
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
-    replays._launch_or_none.cache_clear()
-    yield
+    monkeypatch.setattr(replays, "gpu_device", lambda index: replace(arch_device("sm_90"), index=index))
+    monkeypatch.setattr(replays, "dependent_launch", on)
+    replays._launch_on.cache_clear()
+    yield found
     restore_replays()
-    replays._launch_or_none.cache_clear()
+    replays._launch_on.cache_clear()
 
 
-def _answers(launch: Callable[[], None] | None) -> Callable[[int], Callable[[], None] | None]:
-    return lambda index: launch
-
-
-def test_a_launch_precedes_each_replay_until_it_is_undone(gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[str] = []
-    monkeypatch.setattr(replays, "_launch_on", _answers(lambda: calls.append("launch")))
+def test_a_launch_precedes_each_replay_until_it_is_undone(calls: list[str]) -> None:
     original = Graph.replay
-    assert shorten_replays() == shorten_replays() == ""  # the second call adds no second launch
+    shorten_replays()
+    shorten_replays()  # adds no second launch
+    assert calls == [], "CUDA is not initialised before a replay"
     Graph(calls).replay()
     Graph(calls).replay()
     assert calls == ["launch", "replay"] * 2
@@ -56,37 +61,14 @@ def test_a_launch_precedes_each_replay_until_it_is_undone(gpu: None, monkeypatch
     assert Graph.replay is original
 
 
-def test_nothing_changes_without_such_launches(gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    original = Graph.replay
-    monkeypatch.setattr(replays, "_launch_on", _answers(None))
-    assert shorten_replays() == "GPUs before sm_90 have no programmatic dependent launch"
-
-    def fail(index: int) -> None:
-        raise RuntimeError("no compiler")
-
-    monkeypatch.setattr(replays, "_launch_on", fail)
-    assert shorten_replays() == "RuntimeError: no compiler"
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert shorten_replays() == "torch finds no GPU"
-    assert Graph.replay is original
-
-
-def test_a_failure_on_a_further_gpu_is_one_warning(
-    gpu: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_replays_work_without_the_launch(
+    calls: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    calls: list[str] = []
-
-    def on(index: int) -> Callable[[], None]:
-        if index:
-            raise RuntimeError("no memory")
-        return lambda: calls.append("launch")
-
-    monkeypatch.setattr(replays, "_launch_on", on)
-    assert shorten_replays() == ""
-    for index in (1, 1, 0):
+    shorten_replays()
+    for index in (1, 1, 2, 0):
         monkeypatch.setattr(torch.cuda, "current_device", lambda index=index: index)
         Graph(calls).replay()
-    assert calls == ["replay", "replay", "launch", "replay"]
+    assert calls == ["replay", "replay", "replay", "launch", "replay"]
     assert [record.getMessage() for record in caplog.records] == [
         "no dependent launch before replays on GPU 1: RuntimeError: no memory"
     ]
@@ -101,7 +83,7 @@ def test_results_of_replays_stay() -> None:
     with torch.cuda.graph(graph):
         doubled = given * 2
     try:
-        assert shorten_replays() == ""
+        shorten_replays()
         for stream in (torch.cuda.current_stream(), side):
             with torch.cuda.stream(stream):
                 given.add_(1)

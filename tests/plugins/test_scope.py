@@ -56,6 +56,13 @@ def test_the_line_groups_reasons() -> None:
     assert inactive_line("vLLM 0.9", "unsupported version", ["x"]).endswith("does nothing (unsupported version); x")
 
 
+def test_replays_must_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "replays" not in vllm_scope().kinds
+    for variable in (VARIABLE, "GEMMPIPE_SGLANG"):
+        monkeypatch.setenv(variable, "replays,linear")
+        assert read_scope(variable, ("replays",)).kinds == ("linear", "replays")
+
+
 def test_vllm_has_one_kind_more(monkeypatch: pytest.MonkeyPatch) -> None:
     """SGLang's plug-in has no quantisers: the word is unknown there."""
     assert vllm_scope().kinds == ("linear", "moe")

@@ -11,6 +11,7 @@ from engine_sources import definition, source_of
 from sglang_stand_in import FUSED_MOE, QUANTIZATION, Sglang, block_linear, install
 from torch.nn.functional import linear
 
+from gemmpipe.launch.replays import restore_replays
 from gemmpipe.plugins import sglang, sglang_linear
 from gemmpipe.plugins.engine_dispatch import EngineKernel
 from gemmpipe.plugins.sglang import HOOKS, register, unsupported_sglang
@@ -327,6 +328,19 @@ def test_the_scope(engine: Sglang, rows, monkeypatch, caplog) -> None:
     assert engine.calls == ["linear"]
     targets = set(engine.registry._hooks)
     assert targets == {hook.target for hook in HOOKS if hook.kind == "moe"}
+
+
+@pytest.mark.parametrize(("scope", "shortened"), [("", False), ("replays", True), ("linear,moe,replays", True)])
+def test_replays_of_graphs(engine: Sglang, monkeypatch, caplog, scope: str, shortened: bool) -> None:
+    original = torch.cuda.CUDAGraph.replay
+    monkeypatch.setenv("GEMMPIPE_SGLANG", scope)
+    caplog.set_level(logging.INFO)
+    try:
+        start(engine)
+        assert (torch.cuda.CUDAGraph.replay is not original) == shortened
+        assert not any("does nothing" in text for text in caplog.messages)
+    finally:
+        restore_replays()
 
 
 @pytest.mark.parametrize("value", ["off", "liner"])

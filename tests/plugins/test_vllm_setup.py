@@ -9,7 +9,9 @@ from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
+import torch
 
+from gemmpipe.launch.replays import restore_replays
 from gemmpipe.plugins import vllm as plugin
 from gemmpipe.plugins.scope import read_scope
 from gemmpipe.plugins.tuned_products import tables_digest
@@ -48,6 +50,20 @@ def test_without_vllm_it_is_one_warning(monkeypatch: pytest.MonkeyPatch, caplog:
     ((level, line),) = lines(caplog)
     assert level == logging.WARNING
     assert "does nothing (set-up failed: " in line
+
+
+def test_replays_alone_need_nothing_else_of_vllm(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    pretend(monkeypatch, "0.25.1")
+    monkeypatch.setenv("GEMMPIPE_VLLM", "replays")
+    original = torch.cuda.CUDAGraph.replay
+    try:
+        assert lines(caplog) == []
+        assert torch.cuda.CUDAGraph.replay is not original
+    finally:
+        restore_replays()
+    assert torch.cuda.CUDAGraph.replay is original
 
 
 @pytest.mark.parametrize(
