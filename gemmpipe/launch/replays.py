@@ -48,7 +48,7 @@ def dependent_launch(device: Device) -> Callable[[], None] | None:
 def shorten_replays() -> None:
     """From now on a dependent launch precedes each `torch.cuda.CUDAGraph.replay()` in this process.
 
-    Results of graphs do not change. The launch takes the host 2 to 3 us per replay. On a GPU without such launches
+    Results of graphs do not change. On a GPU without such launches
     replays stay as they are. CUDA is not initialised before the first replay, so that processes may still be forked.
     """
     import torch
