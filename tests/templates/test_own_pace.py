@@ -17,17 +17,25 @@ TILES = [
     *[(128, columns, stages) for columns, stages in zip(WIDTHS, (8, 8, 8, 8, 7, 7, 6, 6, 5, 4), strict=True)],
     *[(256, columns, 3) for columns in WIDTHS if columns <= 128],
 ]
+FORMS = [*((*tile, False) for tile in TILES), (256, 128, 3, True)]
+"""The last one: a work tile may be half of a tile, which has one wave."""
 ADDITION = re.compile(r"fma\.rn\.f32 \$(\d+), d(\d+), (\w)(\d), \$(\d+);")
 
 
-def _text(block_m: int, columns: int, stages: int, direct: bool, row: int = 0) -> str:
+def _text(block_m: int, columns: int, stages: int, direct: bool, row: int = 0, halves: bool = False) -> str:
     parts = columns // wave_part_columns(columns)
-    return str(own_pace.loop_asm(columns, parts, block_m, columns, stages, row, SCALE_BLOCK, direct))
+    return str(own_pace.loop_asm(columns, parts, block_m, columns, stages, row, SCALE_BLOCK, direct, halves))
 
 
-def _loops(text: str) -> dict[int, str]:
-    """By columns before the edge: a loop, from its label to its branch back."""
-    return {int(low): body for low, body in re.findall(r"next_(\d+): (.*?) @more bra\.uni next_\1;", text)}
+def _loops(text: str) -> dict[tuple[int, int], str]:
+    """By waves and columns before the edge: a loop, from its label to its branch back."""
+    found = re.findall(r"next_(\d+)_(\d+): (.*?) @more bra\.uni next_\1_\2;", text)
+    return {(int(waves), int(low)): body for waves, low, body in found}
+
+
+def _expected(block_m: int, columns: int, halves: bool) -> set[tuple[int, int]]:
+    counts = (block_m // 128, 1) if halves else (block_m // 128,)
+    return {(waves, low) for waves in counts for low in own_pace.low_columns(columns, SCALE_BLOCK)}
 
 
 @given(st.sampled_from(WIDTHS), st.integers(0, 200))
@@ -42,16 +50,16 @@ def test_there_is_a_loop_for_every_edge_of_a_tile(columns: int, tile: int) -> No
     assert next((low for low in lows[:-1] if edge >= low), lows[-1]) == of_first
 
 
-@pytest.mark.parametrize(("block_m", "columns", "stages"), TILES)
+@pytest.mark.parametrize(("block_m", "columns", "stages", "halves"), FORMS)
 @pytest.mark.parametrize("direct", [False, True])
 def test_every_product_is_added_once_with_the_scales_of_its_row_and_column(
-    block_m: int, columns: int, stages: int, direct: bool
+    block_m: int, columns: int, stages: int, direct: bool, halves: bool
 ) -> None:
     """A thread's register i of a product is in column i // 4 * 8 + i % 2 (and two further on for the next thread)."""
-    waves, registers = block_m // 128, columns // 2
-    loops = _loops(_text(block_m, columns, stages, direct))
-    assert sorted(loops, reverse=True) == own_pace.low_columns(columns, SCALE_BLOCK)
-    for low, loop in loops.items():
+    registers = columns // 2
+    loops = _loops(_text(block_m, columns, stages, direct, halves=halves))
+    assert loops.keys() == _expected(block_m, columns, halves)
+    for (waves, low), loop in loops.items():
         additions = ADDITION.findall(loop)
         blocks = own_pace.unrolled(columns)
         assert Counter(target for target, *_ in additions) == {str(i): blocks for i in range(waves * registers)}
@@ -63,17 +71,21 @@ def test_every_product_is_added_once_with_the_scales_of_its_row_and_column(
             assert int(row) == i // 2 % 2
 
 
-@pytest.mark.parametrize(("block_m", "columns", "stages"), TILES)
+@pytest.mark.parametrize(("block_m", "columns", "stages", "halves"), FORMS)
 @pytest.mark.parametrize("direct", [False, True])
-def test_a_k_block_waits_multiplies_and_releases_once(block_m: int, columns: int, stages: int, direct: bool) -> None:
-    text = _text(block_m, columns, stages, direct)
+def test_a_k_block_waits_multiplies_and_releases_once(
+    block_m: int, columns: int, stages: int, direct: bool, halves: bool
+) -> None:
+    text = _text(block_m, columns, stages, direct, halves=halves)
     assert "bar.sync" not in text
-    loops, blocks, waves = _loops(text), own_pace.unrolled(columns), block_m // 128
-    for low, loop in loops.items():
+    assert text.count("@p bra.uni one_wave;") == text.count(" one_wave: ") == int(halves)
+    loops, blocks = _loops(text), own_pace.unrolled(columns)
+    assert loops.keys() == _expected(block_m, columns, halves)
+    for (waves, low), loop in loops.items():
         assert loop.count("mbarrier.arrive") == loop.count("@!ready bra.uni wait_") == blocks
         assert loop.count("wgmma.mma_async") == 4 * loop.count("wgmma.wait_group.sync.aligned 0;") == 4 * waves * blocks
         for i in range(blocks):
-            assert text.count(f" wait_{low}_{i}: ") == text.count(f" full_{low}_{i}: ") == 1
+            assert text.count(f" wait_{waves}_{low}_{i}: ") == text.count(f" full_{waves}_{low}_{i}: ") == 1
         # Row-major scales of x, a pair or four of each row, are loaded once per iteration, others from each slot.
         assert loop.count(f"ld.global.v{blocks}.f32") == (2 * waves if direct else 0)
         assert loop.count("ld.shared.f32") == (0 if direct else 2 * waves * blocks)
@@ -106,3 +118,18 @@ def test_a_warpgroup_reads_the_scales_of_its_rows(block_m: int, columns: int, st
     direct = _text(block_m, columns, stages, direct=True)
     further = {int(row) for row in re.findall(r"add\.s32 at, \$\d+, (\d+); min\.s32", direct)}
     assert further == {64 * wave + half for wave in range(block_m // 128) for half in (0, 8)}
+
+
+@pytest.mark.parametrize(("block_m", "columns", "stages", "halves"), FORMS)
+@pytest.mark.parametrize("direct", [False, True])
+def test_operands_are_those_of_the_constraints(
+    block_m: int, columns: int, stages: int, direct: bool, halves: bool
+) -> None:
+    """A part's registers of each kind of operand, of which the first is read."""
+    width = wave_part_columns(columns)
+    parts = block_m // 128 * columns // width
+    kinds = own_pace._constraints(parts, width, direct, halves).split(",")
+    numbers = {int(number) for number in re.findall(r"\$(\d+)", _text(block_m, columns, stages, direct, halves=halves))}
+    sums = block_m // 128 * columns // 2
+    assert kinds[:sums] == ["=&f"] * sums
+    assert numbers == {*range(sums), *range(sums, len(kinds), width // 2)}
