@@ -294,7 +294,7 @@ class GpuClock(Clock):
                 graph.capture_end()
         if self._before_replay is None:
             self._before_replay = dependent_launch(self._facts) or _nothing
-        return _QueuedReplay(torch, graph, len(launches), self._before_replay)
+        return _QueuedReplay(torch, graph, launches, self._before_replay)
 
 
 def _nothing() -> None:
@@ -313,8 +313,12 @@ class _QueuedReplay:
     kernels of a graph take up to 0.7 us longer or not, by what was launched in the process before (launch/replays.py).
     """
 
-    def __init__(self, torch: ModuleType, graph: "torch.cuda.CUDAGraph", launches: int, before: TimedCall) -> None:
-        self._torch, self._graph, self._launches, self._before = torch, graph, launches, before
+    def __init__(
+        self, torch: ModuleType, graph: "torch.cuda.CUDAGraph", launches: Sequence[TimedCall], before: TimedCall
+    ) -> None:
+        self._torch, self._graph, self._before = torch, graph, before
+        self._launches = tuple(launches)
+        """Kept, as they keep the memory that the graph reads and writes."""
         self._host_us = _FIRST_US
         self._start, self._end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
 
@@ -322,13 +326,13 @@ class _QueuedReplay:
         for _ in range(_TRIES):
             if self._is_queued_in_time():
                 break
-        return float(self._start.elapsed_time(self._end)) * 1e3 / self._launches
+        return float(self._start.elapsed_time(self._end)) * 1e3 / len(self._launches)
 
     def _is_queued_in_time(self) -> bool:
         """Replay once; False if the device may have waited for the host."""
         self._torch.cuda._sleep(int(_CYCLES_PER_US * _HOST_MARGIN * self._host_us))
-        self._before()
         begun = time.perf_counter_ns()
+        self._before()
         self._start.record()
         self._graph.replay()
         self._end.record()

@@ -7,7 +7,7 @@ name takes nothing over: a misspelt name must not enable more than the user aske
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import gemmpipe
@@ -107,6 +107,12 @@ def start_line(engine: str, device: str, takeovers: Sequence[Takeover], errors: 
         parts.append(f"leaves to the engine: {', '.join(left)}")
     place = f" on {device}" if device else ""
     return f"gemmpipe {gemmpipe.__version__} in {engine}{place}: {'; '.join((*parts, *errors))}"
+
+
+def replays_line(engine: str, reasons: Mapping[str, str], errors: Sequence[str] = ()) -> str:
+    """The start line if replays of graphs are all that a plug-in takes over; `reasons` for what it leaves."""
+    left = [Takeover(name=name, reason=reason) for name, reason in reasons.items()]
+    return start_line(engine, "", [Takeover(name=GRAPHS), *left], errors)
 
 
 def inactive_line(engine: str, reason: str, errors: Sequence[str] = ()) -> str:

@@ -27,6 +27,7 @@ from gemmpipe.plugins.scope import (
     Scope,
     inactive_line,
     read_scope,
+    replays_line,
 )
 
 VARIABLE = "GEMMPIPE_SGLANG"
@@ -137,7 +138,9 @@ def set_up() -> str:
             registry.HookRegistry.register(hook.target, hook_function(hook), registry.HookType.AROUND)
     if REPLAYS in scope.kinds:
         shorten_replays()
-    elif all(reasons.values()):
+    if all(reasons.values()):
+        if REPLAYS in scope.kinds:
+            return replays_line(engine, reasons, scope.errors)
         return inactive_line(engine, "; ".join(dict.fromkeys(reasons.values())), scope.errors)
     return ""
 

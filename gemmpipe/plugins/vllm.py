@@ -15,7 +15,7 @@ from importlib import import_module
 from typing import Any
 
 from gemmpipe.core.errors import one_line
-from gemmpipe.plugins.scope import LINEAR, MOE, QUANTISE, REPLAYS, Scope, inactive_line, read_scope
+from gemmpipe.plugins.scope import LINEAR, MOE, QUANTISE, REPLAYS, Scope, inactive_line, read_scope, replays_line
 
 VARIABLE = "GEMMPIPE_VLLM"
 """The environment variable with the scope: `linear`, `moe`, `quantise`, `replays`, or `off`."""
@@ -67,8 +67,10 @@ def set_up() -> str:
         NOTICE.attempt(LINEAR, "gemmpipe.plugins.vllm_linear"),
         NOTICE.attempt(MOE, "gemmpipe.plugins.vllm_experts"),
         NOTICE.attempt(QUANTISE, "gemmpipe.plugins.vllm_quantise"),
-        NOTICE.attempt(REPLAYS, "gemmpipe.launch.replays", "shorten_replays"),
     ]
+    replays = NOTICE.attempt(REPLAYS, "gemmpipe.launch.replays", "shorten_replays")
+    if replays and not any(installed):
+        return replays_line(engine, NOTICE.reasons, scope.errors)
     if not any(installed):
         return inactive_line(engine, "; ".join(dict.fromkeys(NOTICE.reasons.values())), scope.errors)
     add_cache_factor(scope)

@@ -130,9 +130,9 @@ class BlockscaleWarpSpecialised(WarpSpecialised):
             kept.pop(OWN_PACE, None)
         return kept
 
-    def build(self, spec: GemmSpec, knobs: Knobs, device: Device) -> Build:
+    def build(self, spec: GemmSpec, knobs: Knobs, *, halved: bool) -> Build:
         """Of the kernel for these knobs."""
-        return WarpSpecialised.build(self._for(knobs), spec, knobs, device)
+        return WarpSpecialised.build(self._for(knobs), spec, knobs, halved=halved)
 
     def kernel_name(self, knobs: Knobs) -> str:
         """The function and the hash of its source."""
@@ -142,8 +142,9 @@ class BlockscaleWarpSpecialised(WarpSpecialised):
         return replace(self, kernel=_WAVES_KERNEL) if in_waves(knobs) else self
 
     def builds(self, spec: GemmSpec, knobs: Knobs, device: Device) -> tuple[Build, ...]:
-        """One for each load mode of x's scales."""
-        return tuple(replace(self, reading=each).build(spec, knobs, device) for each in scale_load_modes(spec))
+        """One for each load mode of x's scales, or two where tiles may be halved."""
+        modes = (replace(self, reading=each) for each in scale_load_modes(spec))
+        return tuple(build for mode in modes for build in WarpSpecialised.builds(mode, spec, knobs, device))
 
     def launch(
         self, spec: GemmSpec, knobs: Knobs, device: Device, inputs: Inputs, prepared: Prepared, out: "torch.Tensor"

@@ -1,5 +1,7 @@
 """The clock of GPUs on a modelled device: times never include waiting for the host."""
 
+import gc
+import weakref
 from collections import deque
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -203,6 +205,19 @@ def test_a_replay_is_the_devices_time_from_the_first_one_on(model: Modelled, hic
     replay = GpuClock(H200).replay([model.launch(t) for t in (5.0, 7.0, 9.0)] * 20)
     model.hiccups = hiccups
     assert [replay() for _ in range(6)] == pytest.approx([7.0] * 6)
+
+
+def test_a_replay_keeps_its_launches(model: Modelled) -> None:
+    """They keep the tensors whose memory the graph reads and writes."""
+    launch = model.launch(5.0)
+    kept = weakref.ref(launch)
+    replay = GpuClock(H200).replay([launch] * 3)
+    del launch
+    gc.collect()
+    assert kept() is not None
+    del replay
+    gc.collect()
+    assert kept() is None
 
 
 def test_replays_need_little_head_start(model: Modelled) -> None:

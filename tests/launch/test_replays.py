@@ -9,7 +9,14 @@ import torch
 from gemmpipe.core.data import Device
 from gemmpipe.core.device import arch_device
 from gemmpipe.launch import replays
-from gemmpipe.launch.replays import dependent_launch, restore_replays, shorten_replays
+from gemmpipe.launch.build import compile_kernel
+from gemmpipe.launch.replays import (
+    dependent_build,
+    dependent_launch,
+    restore_replays,
+    shorten_replays,
+    unsupported_reason,
+)
 
 
 @pytest.mark.parametrize("gfx", ["sm_80", "sm_89", "gfx942"])
@@ -39,6 +46,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
         return None if device.index else lambda: found.append("launch")
 
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: "capture" in found)
     monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
     monkeypatch.setattr(replays, "gpu_device", lambda index: replace(arch_device("sm_90"), index=index))
     monkeypatch.setattr(replays, "dependent_launch", on)
@@ -56,9 +64,32 @@ def test_a_launch_precedes_each_replay_until_it_is_undone(calls: list[str]) -> N
     Graph(calls).replay()
     Graph(calls).replay()
     assert calls == ["launch", "replay"] * 2
+    calls[:] = ["capture"]
+    Graph(calls).replay()
+    assert calls == ["capture", "replay"]
     restore_replays()
     restore_replays()
     assert Graph.replay is original
+
+
+def test_another_replacement_stays(calls: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    shorten_replays()
+    ours = Graph.replay
+    with monkeypatch.context() as other:
+        other.setattr(Graph, "replay", lambda self: ours(self))
+        theirs = Graph.replay
+        restore_replays()
+        assert Graph.replay is theirs
+    assert Graph.replay is ours
+
+
+def test_the_kernel_waits_for_the_one_before_it() -> None:
+    """Else a graph could begin before that one has written what the graph reads."""
+    device = arch_device("sm_90")
+    assert unsupported_reason(device) == ""
+    build = dependent_build()
+    assert "griddepcontrol.wait" in compile_kernel(build, device).asm["ptx"]
+    assert ("launch_pdl", True) in build.options
 
 
 def test_replays_work_without_the_launch(

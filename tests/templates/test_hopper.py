@@ -20,6 +20,7 @@ from gemmpipe.templates.hopper.constraints import (
     MAX_WORK_TILES,
     PersistentGrid,
     accumulator_width,
+    has_halves,
     hopper_shared_bytes,
     views_of_parts,
 )
@@ -105,7 +106,21 @@ def test_the_last_round_of_tiles_of_256_rows_is_in_halves_if_these_fit_it(
     assert (grid.halved, grid.tiles - grid.whole, grid.work_tiles - grid.tiles, grid.parts) == (rest > 0, rest, rest, 0)
     assert not rest or (grid.splits == 2 and grid.programs == SM_90.cu_num)
     modes = {dict(build.constants)["SPLIT_K"] for build in kernel.builds(spec, knobs, SM_90)}
-    assert modes == {"halves" if rest else "none"}
+    assert modes == ({"none", "halves"} if columns == 128 else {"none"})  # calls of other M use this row too
+
+
+@pytest.mark.parametrize(
+    ("units", "cluster", "n"), [(132, 8, 17), (78, 4, 80), (114, 4, 89), (132, 2, 36), (78, 1, 20)]
+)
+def test_halves_never_give_a_program_more(units: int, cluster: int, n: int) -> None:
+    kernel, spec = _kernel("a8w8_blockscale", 4096, 128 * n)
+    knobs = {**_wave_knobs(256, 128, 3, own_pace=True), "GROUP_SIZE_M": 8, "CLUSTER_SIZE": cluster}
+    device = replace(SM_90, cu_num=units)
+    grid = PersistentGrid.of(spec, kernel.normalise(spec, knobs, device), device)
+    halves = [1.0] * grid.whole + [0.5] * (grid.work_tiles - grid.whole)
+    busiest = max(sum(halves[first :: grid.programs]) for first in range(grid.programs))
+    assert busiest <= -(-grid.tiles // grid.programs) - 0.5 * grid.halved
+    assert grid.programs % cluster == 0
 
 
 def test_nothing_is_split_if_all_waves_are_full() -> None:
@@ -365,16 +380,18 @@ def test_waves_of_a_tile_compile_within_the_registers(tile: list[Any], blocks: i
     assert kernel.unsupported_reason(spec, knobs, SM_90) is None
     assert kernel.boxes(spec, knobs)["w"][1][0] == kernel.boxes(spec, knobs)["out"][1][1] == tile[4]
     assert wave_part_columns(tile[1]) == tile[4]  # the kernel's rule
-    (build,) = (b for b in kernel.builds(spec, knobs, SM_90) if ("READING", reading) in b.constants)
-    assert build.boxes == (("w", (tile[1], 128)),)
-    facts, ptx = compile_build(build, SM_90), compile_kernel(build, SM_90).asm["ptx"]
-    # Two warps that load scales one by one take registers from a warpgroup with two waves.
-    assert facts.spills is not None
-    assert facts.spills <= (8 if reading == "strided" and tile[0] == 256 else 0)
-    assert facts.shared_bytes is not None
-    assert facts.shared_bytes <= hopper_shared_bytes(knobs)
-    assert "@p trap" in ptx  # the check of the rings' address
-    assert "256;" not in "".join(re.findall(r"bar\.(?:sync|arrive).*", ptx))  # no turns
+    builds = [build for build in kernel.builds(spec, knobs, SM_90) if ("READING", reading) in build.constants]
+    assert len(builds) == 1 + has_halves(knobs)
+    for build in builds:
+        assert build.boxes == (("w", (tile[1], 128)),)
+        facts, ptx = compile_build(build, SM_90), compile_kernel(build, SM_90).asm["ptx"]
+        # Two warps that load scales one by one take registers from a warpgroup with two waves.
+        assert facts.spills is not None
+        assert facts.spills <= (16 if reading == "strided" and tile[0] == 256 else 0)
+        assert facts.shared_bytes is not None
+        assert facts.shared_bytes <= hopper_shared_bytes(knobs)
+        assert "@p trap" in ptx  # the check of the rings' address
+        assert "256;" not in "".join(re.findall(r"bar\.(?:sync|arrive).*", ptx))  # no turns
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from gemmpipe.family import GemmSpec
 from gemmpipe.family.dtypes import DTYPES_16BIT, element_bytes
 from gemmpipe.templates.params import (
     CLUSTER_SIZE,
+    CONSTANT_NK,
     CTAS_PER_SM,
     MAX_PORTABLE_CLUSTER,
     NO_GPU,
@@ -65,7 +66,7 @@ class PersistentGrid:
 
     tiles: int
     whole: int
-    """Tiles that one program computes; NUM_KSPLIT splits the rest, which would not fill a wave over the device."""
+    """Tiles that one program computes; the rest, which would not fill a wave over the device, is split or halved."""
     programs: int
     work_tiles: int
     """Whole tiles, and splits of the rest."""
@@ -83,13 +84,14 @@ class PersistentGrid:
     def of(cls, spec: GemmSpec, knobs: Knobs, device: Device) -> "PersistentGrid":
         """As few programs as the same number of waves over the device needs."""
         tiles, splits = prod(tile_counts(spec, knobs)), int_knob(knobs, "NUM_KSPLIT")
-        resident = device.cu_num * ctas_per_sm(knobs)
+        resident, cluster = device.cu_num * ctas_per_sm(knobs), cluster_size(knobs)
+        if has_halves(knobs):
+            resident -= resident % cluster  # the programs of whole clusters: only these share the last wave
         if halves := has_halves(knobs) and tiles > resident and 2 * (tiles % resident) <= resident:
             splits = 2
         whole = tiles if splits == 1 else tiles // resident * resident
         work_tiles = whole + (tiles - whole) * splits
         programs = resident if 0 < whole < tiles else ceil_div(work_tiles, ceil_div(work_tiles, resident))
-        cluster = cluster_size(knobs)
         programs = min(ceil_div(programs, cluster), resident // cluster) * cluster
         size = int_knob(knobs, "BLOCK_SIZE_M") * int_knob(knobs, "BLOCK_SIZE_N")
         parts = 0 if halves else (work_tiles - whole) * size
@@ -97,13 +99,13 @@ class PersistentGrid:
 
 
 def has_halves(knobs: Knobs) -> bool:
-    """True for tiles of which a program can compute half of the rows (waves.py): those of 256 rows, unless narrow.
+    """True for tiles of which a program can compute half of the rows (waves.py): those of 256 rows and 128 columns.
 
-    The kernel has a second copy of its loops for them; where w's scales may change within a tile, there are eight
-    loops, and there are no halves.
+    The kernel has a second copy of its loops for them. Narrower tiles lead nowhere, and most have several loops
+    already, as w's scales change within a tile. With N and K constant ptxas spills 90 registers.
     """
     rows, columns = int_knob(knobs, "BLOCK_SIZE_M"), int_knob(knobs, "BLOCK_SIZE_N")
-    return rows > 2 * WARPGROUP_M and columns == SCALE_BLOCK
+    return rows > 2 * WARPGROUP_M and columns == SCALE_BLOCK and not knobs.get(CONSTANT_NK)
 
 
 def ctas_per_sm(knobs: Knobs) -> int:

@@ -25,6 +25,7 @@ from gemmpipe.templates.hopper.constraints import (
     ctas_per_sm,
     ctas_violation,
     epilogue_columns,
+    has_halves,
     hopper_tile_violation,
     part_columns,
     split_k_mode,
@@ -142,21 +143,25 @@ class WarpSpecialised(KernelImplementation):
         return None
 
     def builds(self, spec: GemmSpec, knobs: Knobs, device: Device) -> tuple[Build, ...]:
-        """One build for all sizes with tiles copied and added up in the same way."""
-        return (self.build(spec, knobs, device),)
+        """One build for all sizes with tiles copied and added up in the same way; with halves for some M, two.
+
+        A call may have another M than the row that it uses.
+        """
+        both = (False, True) if has_halves(knobs) else (False,)
+        return tuple(self.build(spec, knobs, halved=halved) for halved in both)
 
     def registers(self, knobs: Knobs) -> tuple[int, int]:
         """Registers per thread of (a math warpgroup, the other warps)."""
         return REGISTERS[ctas_per_sm(knobs)]
 
-    def build(self, spec: GemmSpec, knobs: Knobs, device: Device) -> Build:
-        """The build of these knobs."""
+    def build(self, spec: GemmSpec, knobs: Knobs, *, halved: bool) -> Build:
+        """The build of these knobs; `halved`: for a last wave of half tiles."""
         operands = self.operands(spec)
         constants: dict[str, Scalar] = {name: None for name, kind in operands.items() if kind == "constexpr"}
         constants |= tile_constants(knobs)
         constants |= {
             "STAGES": knobs["num_stages"],
-            "SPLIT_K": "halves" if PersistentGrid.of(spec, knobs, device).halved else split_k_mode(knobs),
+            "SPLIT_K": "halves" if halved else split_k_mode(knobs),
             **dict(zip(("REGISTERS", "LOADER_REGISTERS"), self.registers(knobs), strict=True)),
             **self.constants(spec, knobs),
         }
@@ -212,8 +217,8 @@ class WarpSpecialised(KernelImplementation):
         self, spec: GemmSpec, knobs: Knobs, device: Device, inputs: Inputs, prepared: Prepared, out: "torch.Tensor"
     ) -> KernelLaunch:
         """Persistent programs, CTAS_PER_SM per multiprocessor at most; descriptors are made here."""
-        build = self.build(spec, knobs, device)
         grid = PersistentGrid.of(spec, knobs, device)
+        build = self.build(spec, knobs, halved=grid.halved)
         w = prepared.weights.w if self.layout == ROW_MAJOR else k_major_tiles(prepared.weights.w)
         arguments: dict[str, object] = {"x": inputs.x, "w": w, "out": out, "M": spec.m, "N": spec.n}
         arguments |= {"programs": grid.programs, "whole": grid.whole, "splits": grid.splits}

@@ -259,7 +259,7 @@ def _begin(sums, given, block_m, block_n, stages, row, edges):
             # Not from %tid.x: with that ptxas computes a worker's addresses and descriptors for each thread.
             f"mad.lo.u32 first_scales, {given[8]}, 4, at; add.u32 first_scales, first_scales, {slots + 4 * row};",
             "mov.u32 at, %laneid; setp.eq.u32 leader, at, 0;",
-            # Plus 0, as rows are less than 64, which ptxas does not know: so each thread has an address and a load of
+            # Plus 0, as rows are less than 128, which ptxas does not know: so each thread has an address and a load of
             # its own. One load for the warp would be waited for before the product that it is to overlap.
             f"shr.u32 at, {given[8]}, 8; cvt.u64.u32 step, at; add.s64 lows, lows, step; add.s64 highs, highs, step;",
             "ld.global.f32 low, [lows];",

@@ -14,7 +14,7 @@ from triton.experimental.gluon import language as gl
 
 
 class TileSchedule(NamedTuple):
-    """The tiles of a product [M, N] and their schedule: `whole` tiles as they are, the rest in `splits` of K.
+    """The tiles of a product [M, N] and their schedule: `whole` tiles as they are, the rest in `splits`, mostly of K.
 
     blocks: K blocks. group_m: rows of tiles per group (swizzled_tile). The splits of a tile store their parts at
     parts_ptr and are counted at counters_ptr.
