@@ -3,6 +3,7 @@
 Two candidates are compared round by round (`paired_ratio`), so that a temporary slowdown affects both.
 """
 
+import logging
 import math
 import time
 from abc import ABC, abstractmethod
@@ -12,7 +13,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from gemmpipe.core.data import Device, median
-from gemmpipe.core.errors import check_at_least
+from gemmpipe.core.errors import check_at_least, one_line
 from gemmpipe.launch.replays import dependent_launch
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ TimedCall = Callable[[], object]
 TimedReplay = Callable[[], float]
 """Runs a fixed series of launches once and returns the microseconds of one launch."""
 
+_LOG = logging.getLogger("gemmpipe.timer")
 _CYCLES_PER_US = 2000  # of the device's clock (1980 MHz at most on an H200)
 _HOST_US = 30.0  # host time to queue a launch and two events, until it is measured
 _FIRST_US = 40.0  # additional host time of the first launch after a wait
@@ -227,6 +229,16 @@ class GpuClock(Clock):
             part.append(block)
         return times + (self._queued(part, least_us) if part else [])
 
+    def _launch_before_replays(self) -> TimedCall:
+        """Made at the first use; nothing, after a warning, if it cannot be made: libraries can be timed without it."""
+        if self._before_replay is None:
+            try:
+                self._before_replay = dependent_launch(self._facts) or _nothing
+            except Exception as error:  # noqa: BLE001 - any error of the compiler or the driver
+                _LOG.warning("kernels of graphs may take longer by up to 0.7 us each: %s", one_line(error))
+                self._before_replay = _nothing
+        return self._before_replay
+
     def _most_queued(self, blocks: Sequence[Sequence[TimedCall]]) -> int:
         """Launches that fit into the device's queue.
 
@@ -292,9 +304,7 @@ class GpuClock(Clock):
                     launch()
             finally:
                 graph.capture_end()
-        if self._before_replay is None:
-            self._before_replay = dependent_launch(self._facts) or _nothing
-        return _QueuedReplay(torch, graph, launches, self._before_replay)
+        return _QueuedReplay(torch, graph, launches, self._launch_before_replays())
 
 
 def _nothing() -> None:

@@ -118,7 +118,8 @@ def cache_factor(scope: Scope) -> str:
     import gemmpipe
     from gemmpipe.plugins.tuned_products import tables_digest
 
-    return f"{gemmpipe.__version__} {','.join(scope.kinds)} {tables_digest()}"
+    compiled = (kind for kind in scope.kinds if kind != REPLAYS)  # which change nothing in a graph
+    return f"{gemmpipe.__version__} {','.join(compiled)} {tables_digest()}"
 
 
 def add_cache_factor(scope: Scope) -> None:

@@ -207,6 +207,20 @@ def test_a_replay_is_the_devices_time_from_the_first_one_on(model: Modelled, hic
     assert [replay() for _ in range(6)] == pytest.approx([7.0] * 6)
 
 
+def test_without_a_compiler_replays_are_timed_all_the_same(
+    model: Modelled, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(device: Device) -> None:
+        raise RuntimeError("no C compiler")
+
+    monkeypatch.setattr(timer, "dependent_launch", fail)
+    clock = GpuClock(H200)
+    for _ in range(2):
+        assert clock.replay([model.launch(5.0)] * 20)() == pytest.approx(5.0)
+    (record,) = caplog.records
+    assert record.getMessage().endswith("RuntimeError: no C compiler")
+
+
 def test_a_replay_keeps_its_launches(model: Modelled) -> None:
     """They keep the tensors whose memory the graph reads and writes."""
     launch = model.launch(5.0)
