@@ -17,10 +17,11 @@ from gemmpipe.core.files import is_formula
 from gemmpipe.core.nvml import conditions
 from gemmpipe.core.paths import MANIFEST, PROBLEMS, write_atomic
 from gemmpipe.executors import Usage
+from gemmpipe.journal import Record
 from gemmpipe.launch.replays import unsupported_reason
 from gemmpipe.report.results import product_results, run_figures
 from gemmpipe.report.run_folder import REUSED, read_manifest
-from gemmpipe.stages.history import FORMER_POLICIES, native_tables
+from gemmpipe.stages.history import FORMER_POLICIES, method, native_tables
 from gemmpipe.stages.rows import problem_frame
 from gemmpipe.stages.workload import saving
 from gemmpipe.tables import store
@@ -53,6 +54,25 @@ def policy(plan: "Plan", device: Device) -> str:
     words += ["separate"] if separate and device.kind != "cpu" else []
     words += [] if unsupported_reason(device) else ["dependent"]  # a dependent launch precedes each replay
     return " ".join([*words, SHARED_GPU] if device.shared else words)
+
+
+def policy_of_rows(plan: "Plan", device: Device, record: Record) -> str:
+    """The policy of this run's rows: of the recorded trials, in a run that times nothing.
+
+    Raises UserError if recorded trials and new ones would be of different timing methods, as after an update.
+    """
+    now, kind = policy(plan, device), "cpu" if device.kind == "cpu" else "gpu"
+    recorded = (
+        [str(session.get("policy") or FORMER_POLICIES[kind]) for session in record.sessions] if record.count else []
+    )
+    if not any(plan.stages[name].uses_device for name in plan.chain):
+        return recorded[-1] if recorded else now
+    if other := next((each for each in recorded if method(each) != method(now)), None):
+        key = "reuse" if plan.reuse else "resume"
+        raise UserError(
+            f"{key}: its times are '{other}', new ones '{now}', which cannot be compared; expected a new run"
+        )
+    return now
 
 
 def device_of(row: Mapping[str, object]) -> Device:

@@ -427,7 +427,7 @@ def _context(
         incumbents={}
         if from_tables
         else incumbents_of(plan.family, devices[0], Path(plan.output), plan.formats.values()),
-        policy=manifest.policy(plan, devices[0]),
+        policy=manifest.policy_of_rows(plan, devices[0], record),
         journal=journal,
         record=record,
         pool_or_none=None,
