@@ -43,8 +43,8 @@ def same_kernel(before: str, now: str) -> bool:
     """True if two hashes of kernels (8 digits, as in `kernelName`) are for the same code.
 
     Earlier hashes are looked up in `earlier_hashes.json`, which lists kernels with equal binaries (of releases that
-    hashed raw source), and calls of which only a launch beside the products changed, or the instructions of the
-    products' activation: their tiles are what they were.
+    hashed raw source), and calls of which only a launch beside the products changed, the instructions of the products'
+    activation, or the programs that share a last round of tiles: their tiles are what they were.
     """
     return before == now or now in earlier_hashes().get(before, ())
 

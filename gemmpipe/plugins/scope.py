@@ -112,7 +112,7 @@ def start_line(engine: str, device: str, takeovers: Sequence[Takeover], errors: 
 def replays_line(engine: str, reasons: Mapping[str, str], errors: Sequence[str] = ()) -> str:
     """The start line if replays of graphs are all that a plug-in takes over; `reasons` for what it leaves."""
     left = [Takeover(name=name, reason=reason) for name, reason in reasons.items()]
-    return start_line(engine, "", [Takeover(name=GRAPHS), *left], errors)
+    return start_line(engine, "", [Takeover(name=GRAPHS, detail="on GPUs from sm_90 on"), *left], errors)
 
 
 def inactive_line(engine: str, reason: str, errors: Sequence[str] = ()) -> str:

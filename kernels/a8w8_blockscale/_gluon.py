@@ -142,7 +142,7 @@ class BlockscaleWarpSpecialised(WarpSpecialised):
         return replace(self, kernel=_WAVES_KERNEL) if in_waves(knobs) else self
 
     def builds(self, spec: GemmSpec, knobs: Knobs, device: Device) -> tuple[Build, ...]:
-        """One for each load mode of x's scales, or two where tiles may be halved."""
+        """One for each load mode of x's scales; where tiles may be halved, two for each."""
         modes = (replace(self, reading=each) for each in scale_load_modes(spec))
         return tuple(build for mode in modes for build in WarpSpecialised.builds(mode, spec, knobs, device))
 

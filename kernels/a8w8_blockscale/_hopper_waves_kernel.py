@@ -88,8 +88,7 @@ def blockscale_waves(
     """out = (x * x_scale) @ (w * w_scale)^T; arguments as in _hopper_kernel.blockscale_warp_specialised.
 
     READING: `fours` is by the math warpgroups. BUFFERS: a warpgroup's for the output. SPLIT_K: `none`, or `halves`:
-    the tiles after `whole` ones are work tiles of one wave, of which `splits` is two (a launch has none of them if all
-    tiles are whole).
+    each tile after `whole` ones is two work tiles of one wave (`splits` is two).
     """
     x_ring, w_ring, scale_ring, full, empty, check = allocate(x, BLOCK_SIZE_M, BLOCK_SIZE_N, STAGES)
     stage = gl.allocate_shared_memory(out.dtype, [2 * BUFFERS, 64, out.block_type.shape[1]], out.layout)

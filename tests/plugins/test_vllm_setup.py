@@ -61,7 +61,7 @@ def test_replays_alone_need_nothing_else_of_vllm(
     try:
         ((level, line),) = lines(caplog)
         assert level == logging.INFO
-        assert "takes over replays of CUDA graphs; leaves to the engine: linear, moe" in line
+        assert "takes over replays of CUDA graphs (on GPUs from sm_90 on); leaves to the engine: linear, moe" in line
         assert torch.cuda.CUDAGraph.replay is not original
     finally:
         restore_replays()
