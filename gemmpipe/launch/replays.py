@@ -28,7 +28,7 @@ _REPLACED: list[tuple[Callable[..., Any], Callable[..., Any]]] = []
 """(torch's own `CUDAGraph.replay`, ours), while `shorten_replays` is in force."""
 
 
-def unsupported_reason(device: Device) -> str:
+def no_dependent_launch_reason(device: Device) -> str:
     """Why a device has no dependent launches; empty if it has them."""
     if device.kind != "cuda":
         return f"no NVIDIA GPU, {device.kind}"
@@ -42,7 +42,7 @@ def dependent_launch(device: Device) -> Callable[[], None] | None:
 
     None for a device without such launches. Raises all errors of the compiler and the driver.
     """
-    if unsupported_reason(device):
+    if no_dependent_launch_reason(device):
         return None
     if is_interpreted(find_kernel(_KERNEL)):
         return None

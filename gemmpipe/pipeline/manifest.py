@@ -18,7 +18,7 @@ from gemmpipe.core.nvml import conditions
 from gemmpipe.core.paths import MANIFEST, PROBLEMS, write_atomic
 from gemmpipe.executors import Usage
 from gemmpipe.journal import Record
-from gemmpipe.launch.replays import unsupported_reason
+from gemmpipe.launch.replays import no_dependent_launch_reason
 from gemmpipe.report.results import product_results, run_figures
 from gemmpipe.report.run_folder import REUSED, read_manifest
 from gemmpipe.stages.history import FORMER_POLICIES, method, native_tables
@@ -52,7 +52,7 @@ def policy(plan: "Plan", device: Device) -> str:
     separate = any(getattr(plan.stages[name], "separate_launches", False) for name in plan.chain)
     words = [FORMER_POLICIES["cpu" if device.kind == "cpu" else "gpu"]]
     words += ["separate"] if separate and device.kind != "cpu" else []
-    words += [] if unsupported_reason(device) else ["dependent"]  # a dependent launch precedes each replay
+    words += [] if no_dependent_launch_reason(device) else ["dependent"]  # a dependent launch precedes each replay
     return " ".join([*words, SHARED_GPU] if device.shared else words)
 
 

@@ -10,7 +10,7 @@ import torch
 
 from gemmpipe.core.data import Device
 from gemmpipe.core.errors import one_line
-from gemmpipe.launch.replays import unsupported_reason
+from gemmpipe.launch.replays import no_dependent_launch_reason
 from gemmpipe.plugins.scope import EXPERTS, FP8_BLOCKS, GRAPHS, REPLAYS, Scope, Takeover, start_line
 from gemmpipe.plugins.sglang import FAMILIES
 from gemmpipe.plugins.tuned_products import no_rows_reason, rows_text
@@ -84,7 +84,9 @@ class SglangNotice:
             self._announced = True
             device = process_device()
             takeovers = [self._takeover(product, device) for product in FAMILIES]
-            takeovers.append(Takeover(name=GRAPHS, reason=self.scope.reason(REPLAYS) or unsupported_reason(device)))
+            takeovers.append(
+                Takeover(name=GRAPHS, reason=self.scope.reason(REPLAYS) or no_dependent_launch_reason(device))
+            )
         line = start_line(self.engine, device.name, takeovers, self.scope.errors)
         _LOG.log(logging.INFO if _is_first_rank() else logging.DEBUG, "%s", line)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from gemmpipe.core.data import Device
 from gemmpipe.core.errors import one_line
-from gemmpipe.launch.replays import unsupported_reason
+from gemmpipe.launch.replays import no_dependent_launch_reason
 from gemmpipe.plugins.quantise_operators import OLDEST_ARCH, has_kernels
 from gemmpipe.plugins.scope import (
     BF16,
@@ -129,7 +129,7 @@ class Notice:
         self.moe_backend = forced_moe_backend()
         device = process_device()
         takeovers = [*(self._takeover(name, device) for name in PRODUCTS), self._quantisers(device)]
-        takeovers.append(Takeover(name=GRAPHS, reason=self.reasons.get(REPLAYS) or unsupported_reason(device)))
+        takeovers.append(Takeover(name=GRAPHS, reason=self.reasons.get(REPLAYS) or no_dependent_launch_reason(device)))
         if _is_first_of_node():
             _LOG.info("%s", start_line(self.engine, device.name, takeovers, self.scope.errors))
 

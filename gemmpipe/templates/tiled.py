@@ -17,6 +17,7 @@ from gemmpipe.family.dtypes import element_bytes
 from gemmpipe.family.layouts import ROW_MAJOR, TILES_16X16
 from gemmpipe.launch.build import find_kernel, is_interpreted
 from gemmpipe.launch.launch import KernelImplementation, KernelLaunch
+from gemmpipe.launch.replays import no_dependent_launch_reason
 from gemmpipe.launch.source_hash import source_hash
 from gemmpipe.templates.params import (
     AMD_KNOBS,
@@ -260,7 +261,7 @@ class TiledKernel(KernelImplementation):
 
 def uses_pdl(device: Device, *, interpreted: bool) -> bool:
     """True if a launch overlaps the previous one (programmatic dependent launch: sm_90 and later)."""
-    return device.kind == "cuda" and int(device.gfx.removeprefix("sm_")) >= 90 and not interpreted
+    return not interpreted and not no_dependent_launch_reason(device)
 
 
 def readable_scale_orders(spec: GemmSpec, read: tuple[str, ...]) -> tuple[str, ...]:

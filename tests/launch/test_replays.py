@@ -13,9 +13,9 @@ from gemmpipe.launch.build import compile_kernel
 from gemmpipe.launch.replays import (
     dependent_build,
     dependent_launch,
+    no_dependent_launch_reason,
     restore_replays,
     shorten_replays,
-    unsupported_reason,
 )
 
 
@@ -86,7 +86,7 @@ def test_another_replacement_stays(calls: list[str], monkeypatch: pytest.MonkeyP
 def test_the_kernel_waits_for_the_one_before_it() -> None:
     """Else a graph could begin before that one has written what the graph reads."""
     device = arch_device("sm_90")
-    assert unsupported_reason(device) == ""
+    assert no_dependent_launch_reason(device) == ""
     build = dependent_build()
     assert "griddepcontrol.wait" in compile_kernel(build, device).asm["ptx"]
     assert ("launch_pdl", True) in build.options
