@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from gemmpipe.stages import Context
 
 
-def session_row(plan: "Plan", device: Device) -> dict[str, object]:
+def session_row(plan: "Plan", device: Device, policy: str) -> dict[str, object]:
     """The journal's header row of one session."""
     return {
         "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -42,7 +42,7 @@ def session_row(plan: "Plan", device: Device) -> dict[str, object]:
         "overrides": list(plan.overrides),
         "device": asdict(device),
         "versions": dict(devices_of.versions()),
-        "policy": policy(plan, device),
+        "policy": policy,
         "conditions": dict(conditions(device)),
     }
 

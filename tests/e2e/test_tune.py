@@ -238,6 +238,24 @@ def test_a_finished_run_resumed_repeats_nothing_and_says_the_same(run: Run) -> N
     pd.testing.assert_frame_equal(now, pd.read_csv(io.StringIO(selections))[chosen])
 
 
+def test_times_of_an_earlier_method_keep_its_name(run: Run) -> None:
+    """A refused `resume` leaves the journal as it is; a run that times nothing has the policy of what it reuses."""
+    assert run("space.KIND=[right]", "space.PACE_MS=[0]")[0] == 0
+    earlier = _run_folder()
+    journal = earlier / "trials.jsonl"
+    journal.write_text(journal.read_text().replace('"host interleaved"', '"host once"'))
+    before = journal.read_bytes()
+    code, _, error = run("resume=last")
+    assert code == 2
+    assert error.splitlines()[-1].startswith("gemmpipe: resume: its times are 'host once', new ones 'host interleaved'")
+    assert journal.read_bytes() == before
+    assert run(f"reuse={earlier}", "chain=[select,merge]", "output=again")[0] == 0
+    sessions = [json.loads(line) for line in (_run_folder() / "trials.jsonl").read_text().splitlines()]
+    assert [row["policy"] for row in sessions if row["row"] == "session"] == ["host once"]
+    (table,) = Path("again").glob("*.csv")
+    assert all(policy.startswith("host once") for policy in pd.read_csv(table)["policy"])
+
+
 def test_siblings_stay_together_in_batches() -> None:
     problems = [Problem(family="f", key=(("M", m), ("N", n), ("K", 1))) for m in (1, 2, 3) for n in (1, 2, 3, 4)]
     for size in range(1, 14):
