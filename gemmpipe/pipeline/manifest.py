@@ -34,15 +34,15 @@ if TYPE_CHECKING:
     from gemmpipe.stages import Context
 
 
-def session_row(plan: "Plan", device: Device, policy: str) -> dict[str, object]:
-    """The journal's header row of one session."""
+def session_row(plan: "Plan", device: Device, record: Record) -> dict[str, object]:
+    """The journal's header row of one session after those of `record`; raises what `policy_of_rows` raises."""
     return {
         "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "pipeline": plan.pipeline,
         "overrides": list(plan.overrides),
         "device": asdict(device),
         "versions": dict(devices_of.versions()),
-        "policy": policy,
+        "policy": policy_of_rows(plan, device, record),
         "conditions": dict(conditions(device)),
     }
 

@@ -261,9 +261,8 @@ def run(plan: Plan, events: Events) -> int:
         journal = stack.enter_context(closing(Journal(plan.run_dir)))
         stop = stack.enter_context(handle_signals(events, plan.budget_s))
         record = _recorded_trials(plan, reused, events)
-        policy = manifest.policy_of_rows(plan, devices[0], record)
-        journal.write("session", **manifest.session_row(plan, devices[0], policy))
-        context = _context(plan, devices, policy, journal, record, events, stop.check)
+        journal.write("session", **manifest.session_row(plan, devices[0], record))
+        context = _context(plan, devices, journal, record, events, stop.check)
         for name in plan.chain:
             plan.stages[name].check(context)
         tables: StageTables = {}
@@ -401,13 +400,7 @@ def _devices(plan: Plan, reused: Record | None) -> tuple[Device, ...]:
 
 
 def _context(
-    plan: Plan,
-    devices: tuple[Device, ...],
-    policy: str,
-    journal: Journal,
-    record: Record,
-    events: Events,
-    check: Callable[[], None],
+    plan: Plan, devices: tuple[Device, ...], journal: Journal, record: Record, events: Events, check: Callable[[], None]
 ) -> Context:
     implementations = tuple(i for b in plan.backends.values() for i in b.implementations(plan.family))
     from_tables = any(plan.stages[name].reads for name in plan.chain)  # the output is not read then
@@ -434,7 +427,7 @@ def _context(
         incumbents={}
         if from_tables
         else incumbents_of(plan.family, devices[0], Path(plan.output), plan.formats.values()),
-        policy=policy,
+        policy=manifest.policy_of_rows(plan, devices[0], record),
         journal=journal,
         record=record,
         pool_or_none=None,
