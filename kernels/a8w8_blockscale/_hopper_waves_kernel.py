@@ -14,6 +14,7 @@ from gemmpipe.templates.hopper.epilogue import cluster_arrive
 from gemmpipe.templates.hopper.own_pace import RowScales, allocate, first_row_of_w, init_warp, multiply_at_own_pace
 from gemmpipe.templates.hopper.pipeline import Ring, gdc_wait, producer_warp
 from gemmpipe.templates.hopper.scales import scale_producer_warps
+from gemmpipe.templates.hopper.store_warp import stage_share, store_warp
 from gemmpipe.templates.hopper.tile_scheduler import TileSchedule
 from gemmpipe.templates.hopper.waves import (
     WholeTiles,
@@ -40,12 +41,13 @@ def scales_of_columns(w_scale_ptr, w_scale_stride, column, work, SCALE_BLOCK: gl
 
 @gluon.jit
 def math_warpgroup(
-    wg, out, w_scale_ptr, w_scale_stride, scales, scale_row_stride, ring, work,
+    wg, out, w_scale_ptr, w_scale_stride, scales, scale_row_stride, ring, handover, work,
     SCALE_BLOCK: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     """A math warpgroup: all columns of its waves. scales: a pointer to x's, of rows of four (RowScales), or None."""
     slot = 0
     phase = 0
+    turn = 1
     x_at = matrix_descriptor(wg.ROW)
     w_at = matrix_descriptor(first_row_of_w(wg.BLOCK_SIZE_M, wg.BLOCK_SIZE_N, STAGES))
     mbarrier.wait(ring.ready, 0)
@@ -70,11 +72,32 @@ def math_warpgroup(
                 wg, x_at, w_at, slot, phase, work.blocks, of.low_ptr, of.high_ptr, of.edge, rows, half,
                 STAGES, SCALE_BLOCK,
             )  # fmt: skip
-        first = row + wg.ROW
-        if half is not None:
-            first += 64 * half.second
-        store_waves(sums, wg, out, ring.stage, first, column, half, wave_count(wg.BLOCK_SIZE_M))
+        if stages_all(wg, ring.stage):
+            stage_share(sums, wg, ring.stage, handover, turn)
+            turn ^= 1
+        else:
+            first = row + wg.ROW
+            if half is not None:
+                first += 64 * half.second
+            store_waves(sums, wg, out, ring.stage, first, column, half, wave_count(wg.BLOCK_SIZE_M))
     tma.store_wait(0)
+
+
+@gluon.constexpr_function
+def stages_all(wg, stage):
+    """Whether all parts of a warpgroup's share of a tile have buffers, so that the store warp can copy them."""
+    return stage.shape[0] // 2 == wave_count(wg.BLOCK_SIZE_M) * wg.PARTS
+
+
+@gluon.jit
+def init_and_store_warp(
+    first, second, out, handover, work, ring, check, STAGES: gl.constexpr, SPLIT_K: gl.constexpr,
+    FILLERS: gl.constexpr,
+):  # fmt: skip
+    """Initialises the barriers, then stores tiles."""
+    init_warp(ring, check, first.BLOCK_SIZE_M, STAGES, SPLIT_K, FILLERS)
+    if stages_all(first, ring.stage):
+        store_warp(first, second, out, ring.stage, handover, work)
 
 
 @gluon.jit
@@ -90,7 +113,7 @@ def blockscale_waves(
     READING: `fours` is by the math warpgroups. BUFFERS: a warpgroup's for the output. SPLIT_K: `none`, or `halves`:
     each tile after `whole` ones is two work tiles of one wave (`splits` is two).
     """
-    x_ring, w_ring, scale_ring, full, empty, check = allocate(x, BLOCK_SIZE_M, BLOCK_SIZE_N, STAGES)
+    x_ring, w_ring, scale_ring, full, empty, handover, check = allocate(x, BLOCK_SIZE_M, BLOCK_SIZE_N, STAGES)
     stage = gl.allocate_shared_memory(out.dtype, [2 * BUFFERS, 64, out.block_type.shape[1]], out.layout)
     ready = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     mbarrier.init(ready, count=1)
@@ -106,13 +129,17 @@ def blockscale_waves(
     gl.warp_specialize([
         (math_warpgroup,
          (wave_partition(0, BLOCK_SIZE_M, BLOCK_SIZE_N, 8), out, w_scale_ptr, w_scale_stride,
-          scales if DIRECT else None, scale_row_stride, ring, own, SCALE_BLOCK, STAGES)),
+          scales if DIRECT else None, scale_row_stride, ring, handover, own, SCALE_BLOCK,
+          STAGES)),
         (math_warpgroup,
          (wave_partition(1, BLOCK_SIZE_M, BLOCK_SIZE_N, 8), out, w_scale_ptr, w_scale_stride,
-          scales if DIRECT else None, scale_row_stride, ring, own, SCALE_BLOCK, STAGES)),
+          scales if DIRECT else None, scale_row_stride, ring, handover, own, SCALE_BLOCK,
+          STAGES)),
         (producer_warp, (x, w, scales, scale_stride, ring, work, BLOCK_SIZE_N, SPLIT_K)) if COPIED else
         (producer_warp, (x, w, None, 0, bare, work, BLOCK_SIZE_N, SPLIT_K)),
-        (init_warp, (ring, check, BLOCK_SIZE_M, STAGES, SPLIT_K, FILLERS)),
+        (init_and_store_warp,
+         (wave_partition(0, BLOCK_SIZE_M, BLOCK_SIZE_N, 8), wave_partition(1, BLOCK_SIZE_M, BLOCK_SIZE_N, 8), out,
+          handover, own, ring, check, STAGES, SPLIT_K, FILLERS)),
         (scale_producer_warps, (scales, scale_row_stride, scale_stride, ring, work, BLOCK_SIZE_N, False, SPLIT_K))
         if FILLERS == 2 else (cluster_arrive, (SPLIT_K,)),
     ], [4, 1, 1, 2], [REGISTERS, LOADER_REGISTERS, LOADER_REGISTERS, LOADER_REGISTERS])  # fmt: skip

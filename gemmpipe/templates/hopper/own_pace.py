@@ -45,11 +45,18 @@ def control_bytes(block_m, block_n, stages):
     return max(1 << (needed - 1).bit_length(), wave_part_columns(block_n) * 128)
 
 
+@gluon.constexpr_function
+def first_handover():
+    """The number of the first of four barriers after those of the slots, in the line of `full` (store_warp.py)."""
+    return line_bytes() // 8 - 4
+
+
 @gluon.jit
 def allocate(x, BLOCK_SIZE_M: gl.constexpr, BLOCK_SIZE_N: gl.constexpr, STAGES: gl.constexpr):
-    """(x's slots, w's slots, x's scales, full, empty, a line for init_warp): views of one allocation.
+    """(x's slots, w's slots, x's scales, full, empty, handover, a line for init_warp): views of one allocation.
 
     It is the largest, which Triton places first. w's view is all of it, in buffers of a part, with its slots last.
+    handover: all barriers of a line, of which those from first_handover() on are for store_warp.py.
     """
     WIDTH: gl.constexpr = wave_part_columns(BLOCK_SIZE_N)
     CONTROL: gl.constexpr = control_bytes(BLOCK_SIZE_M, BLOCK_SIZE_N, STAGES)
@@ -67,7 +74,8 @@ def allocate(x, BLOCK_SIZE_M: gl.constexpr, BLOCK_SIZE_N: gl.constexpr, STAGES: 
     lines = view_as(control, gl.float32, [LINES + 3, LENGTH], FLAT)
     full = view_as(lines.index(LINES), gl.int64, [STAGES, 1], BARRIERS)
     empty = view_as(lines.index(LINES + 1), gl.int64, [STAGES, 1], BARRIERS)
-    return x_ring, everything, scales, full, empty, view_as_row(lines.index(LINES + 2), 32)
+    handover = view_as(lines.index(LINES), gl.int64, [LENGTH // 2, 1], BARRIERS)
+    return x_ring, everything, scales, full, empty, handover, view_as_row(lines.index(LINES + 2), 32)
 
 
 @gluon.constexpr_function
@@ -79,6 +87,8 @@ def _init_asm(block_m, stages, fillers):
         f" @p mbarrier.init.shared::cta.b64 [at + {first + line_bytes() + 8 * i}], 8;"
         for i in range(stages)
     ]
+    handover = range(first + 8 * first_handover(), first + line_bytes(), 8)
+    inits += [f"@p mbarrier.init.shared::cta.b64 [at + {place}], 1;" for place in handover]
     begin = ".reg .pred p; .reg .b32 at; mov.u32 at, %laneid; setp.eq.u32 p, at, 0; mov.u32 at, global_smem;"
     return f"{{ {begin} {' '.join(inits)} mov.u32 $0, 0; }}"
 
