@@ -14,7 +14,7 @@ from gemmpipe.templates.hopper.epilogue import cluster_arrive
 from gemmpipe.templates.hopper.own_pace import RowScales, allocate, first_row_of_w, init_warp, multiply_at_own_pace
 from gemmpipe.templates.hopper.pipeline import Ring, gdc_wait, producer_warp
 from gemmpipe.templates.hopper.scales import scale_producer_warps
-from gemmpipe.templates.hopper.store_warp import stage_share, store_warp
+from gemmpipe.templates.hopper.store_warp import begin_share, finish_share, store_warp
 from gemmpipe.templates.hopper.tile_scheduler import TileSchedule
 from gemmpipe.templates.hopper.waves import (
     WholeTiles,
@@ -72,13 +72,18 @@ def math_warpgroup(
                 wg, x_at, w_at, slot, phase, work.blocks, of.low_ptr, of.high_ptr, of.edge, rows, half,
                 STAGES, SCALE_BLOCK,
             )  # fmt: skip
+        first = row + wg.ROW
+        if half is not None:
+            first += 64 * half.second
         if stages_all(wg, ring.stage):
-            stage_share(sums, wg, ring.stage, handover, turn)
+            PARTS: gl.constexpr = ring.stage.shape[0] // 2
+            begin_share(wg, handover, turn)
+            for i in gl.static_range(PARTS):
+                ring.stage.index(wg.GROUP * PARTS + i).store(sums[i].to(ring.stage.dtype))
+            last = work_id + work.programs >= wave_work_count(work)
+            finish_share(wg, out, ring.stage, handover, first, column, half, last)
             turn ^= 1
         else:
-            first = row + wg.ROW
-            if half is not None:
-                first += 64 * half.second
             store_waves(sums, wg, out, ring.stage, first, column, half, wave_count(wg.BLOCK_SIZE_M))
     tma.store_wait(0)
 
@@ -94,10 +99,19 @@ def init_and_store_warp(
     first, second, out, handover, work, ring, check, STAGES: gl.constexpr, SPLIT_K: gl.constexpr,
     FILLERS: gl.constexpr,
 ):  # fmt: skip
-    """Initialises the barriers, then stores tiles."""
+    """Initialises the barriers, then stores the shares of warpgroup `first`; of `second` too if no other warps do."""
     init_warp(ring, check, first.BLOCK_SIZE_M, STAGES, SPLIT_K, FILLERS)
     if stages_all(first, ring.stage):
-        store_warp(first, second, out, ring.stage, handover, work)
+        store_warp(first, None if FILLERS == 1 else second, out, ring.stage, handover, work)
+
+
+@gluon.jit
+def second_store_warps(second, out, handover, work, ring, SPLIT_K: gl.constexpr):
+    """Two warps for the shares of warpgroup `second`."""
+    if stages_all(second, ring.stage):
+        mbarrier.wait(ring.ready, 0)
+        store_warp(second, None, out, ring.stage, handover, work)
+    cluster_arrive(SPLIT_K)
 
 
 @gluon.jit
@@ -141,5 +155,7 @@ def blockscale_waves(
          (wave_partition(0, BLOCK_SIZE_M, BLOCK_SIZE_N, 8), wave_partition(1, BLOCK_SIZE_M, BLOCK_SIZE_N, 8), out,
           handover, own, ring, check, STAGES, SPLIT_K, FILLERS)),
         (scale_producer_warps, (scales, scale_row_stride, scale_stride, ring, work, BLOCK_SIZE_N, False, SPLIT_K))
-        if FILLERS == 2 else (cluster_arrive, (SPLIT_K,)),
+        if FILLERS == 2 else
+        (second_store_warps,
+         (wave_partition(1, BLOCK_SIZE_M, BLOCK_SIZE_N, 8), out, handover, own, ring, SPLIT_K)),
     ], [4, 1, 1, 2], [REGISTERS, LOADER_REGISTERS, LOADER_REGISTERS, LOADER_REGISTERS])  # fmt: skip

@@ -45,18 +45,12 @@ def control_bytes(block_m, block_n, stages):
     return max(1 << (needed - 1).bit_length(), wave_part_columns(block_n) * 128)
 
 
-@gluon.constexpr_function
-def first_handover():
-    """The number of the first of four barriers after those of the slots, in the line of `full` (store_warp.py)."""
-    return line_bytes() // 8 - 4
-
-
 @gluon.jit
 def allocate(x, BLOCK_SIZE_M: gl.constexpr, BLOCK_SIZE_N: gl.constexpr, STAGES: gl.constexpr):
     """(x's slots, w's slots, x's scales, full, empty, handover, a line for init_warp): views of one allocation.
 
     It is the largest, which Triton places first. w's view is all of it, in buffers of a part, with its slots last.
-    handover: all barriers of a line, of which those from first_handover() on are for store_warp.py.
+    handover: all barriers of a line, of which the last four are store_warp.py's.
     """
     WIDTH: gl.constexpr = wave_part_columns(BLOCK_SIZE_N)
     CONTROL: gl.constexpr = control_bytes(BLOCK_SIZE_M, BLOCK_SIZE_N, STAGES)
@@ -87,7 +81,7 @@ def _init_asm(block_m, stages, fillers):
         f" @p mbarrier.init.shared::cta.b64 [at + {first + line_bytes() + 8 * i}], 8;"
         for i in range(stages)
     ]
-    handover = range(first + 8 * first_handover(), first + line_bytes(), 8)
+    handover = range(first + line_bytes() - 4 * 8, first + line_bytes(), 8)
     inits += [f"@p mbarrier.init.shared::cta.b64 [at + {place}], 1;" for place in handover]
     begin = ".reg .pred p; .reg .b32 at; mov.u32 at, %laneid; setp.eq.u32 p, at, 0; mov.u32 at, global_smem;"
     return f"{{ {begin} {' '.join(inits)} mov.u32 $0, 0; }}"
