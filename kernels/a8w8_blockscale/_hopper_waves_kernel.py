@@ -14,7 +14,7 @@ from gemmpipe.templates.hopper.epilogue import cluster_arrive
 from gemmpipe.templates.hopper.own_pace import RowScales, allocate, first_row_of_w, init_warp, multiply_at_own_pace
 from gemmpipe.templates.hopper.pipeline import Ring, gdc_wait, producer_warp
 from gemmpipe.templates.hopper.scales import scale_producer_warps
-from gemmpipe.templates.hopper.store_warp import begin_share, finish_share, store_warp
+from gemmpipe.templates.hopper.store_warp import stage_share, stages_all, store_warp
 from gemmpipe.templates.hopper.tile_scheduler import TileSchedule
 from gemmpipe.templates.hopper.waves import (
     WholeTiles,
@@ -76,22 +76,11 @@ def math_warpgroup(
         if half is not None:
             first += 64 * half.second
         if stages_all(wg, ring.stage):
-            PARTS: gl.constexpr = ring.stage.shape[0] // 2
-            begin_share(wg, handover, turn)
-            for i in gl.static_range(PARTS):
-                ring.stage.index(wg.GROUP * PARTS + i).store(sums[i].to(ring.stage.dtype))
-            last = work_id + work.programs >= wave_work_count(work)
-            finish_share(wg, out, ring.stage, handover, first, column, half, last)
+            stage_share(sums, wg, out, ring.stage, handover, turn, first, column, half, work, work_id)
             turn ^= 1
         else:
             store_waves(sums, wg, out, ring.stage, first, column, half, wave_count(wg.BLOCK_SIZE_M))
     tma.store_wait(0)
-
-
-@gluon.constexpr_function
-def stages_all(wg, stage):
-    """Whether all parts of a warpgroup's share of a tile have buffers, so that the store warp can copy them."""
-    return stage.shape[0] // 2 == wave_count(wg.BLOCK_SIZE_M) * wg.PARTS
 
 
 @gluon.jit

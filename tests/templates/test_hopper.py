@@ -22,6 +22,7 @@ from gemmpipe.templates.hopper.constraints import (
     accumulator_width,
     has_halves,
     hopper_shared_bytes,
+    stage_buffers,
     views_of_parts,
 )
 from gemmpipe.templates.hopper.launch import WarpSpecialised
@@ -392,6 +393,10 @@ def test_waves_of_a_tile_compile_within_the_registers(tile: list[Any], blocks: i
         assert facts.shared_bytes is not None
         assert facts.shared_bytes <= hopper_shared_bytes(knobs)
         assert "@p trap" in ptx  # the check of the rings' address
+        # Of two warpgroups each part is copied once, and once more by a store warp if all parts are staged.
+        parts = tile[0] // 128 * tile[1] // tile[4]
+        copies = 2 * parts * (2 if stage_buffers(knobs) == parts else 1)
+        assert len(re.findall(r"cp\.async\.bulk\.tensor\.2d\.global\.shared", ptx)) == copies
         assert "256;" not in "".join(re.findall(r"bar\.(?:sync|arrive).*", ptx))  # no turns
 
 

@@ -1,17 +1,16 @@
 """Warps that store tiles, so that no math warpgroup waits until TMA accepts its copies.
 
-TMA takes copies in order, and an instruction that starts one waits while the loader's are before it: the warpgroup that
-started them stood still for 400 to 1,600 clocks per tile (H200, docs/results/kernel_experiments.md). Here a warpgroup
-stages its share of a tile, tells a store warp, and goes on to the next tile. It stores its last share itself, as there
-is nothing to go on to.
+A warpgroup that starts the copies of its output spends 400 to 1,600 clocks per tile on it, presumably until TMA has
+accepted the loader's earlier copies (H200, docs/results/kernel_experiments.md). Here a warpgroup stages its share of a
+tile, hands it over to a store warp, and goes on to the next tile. It copies its last share itself, as no tile follows.
 
 The protocol, for each work tile but a program's last, and each warpgroup:
 
 1. The warpgroup waits for `free`, stages all parts, makes them visible to TMA, and arrives on `staged`.
 2. The store warp waits for `staged`, copies the parts to memory, waits until TMA has read them, and arrives on `free`.
 
-A store warp for both warpgroups takes them in order: one that is ahead has staged its share, and is not held up before
-the next one. All go through the same work tiles. Written in Gluon, which has no interpreter.
+One store warp for both warpgroups takes their shares in turn: a warpgroup that is ahead waits for the other when it is
+about to stage its next share. All go through the same work tiles. Written in Gluon, which has no interpreter.
 """
 
 from triton.experimental import gluon
@@ -20,7 +19,7 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 
 from gemmpipe.templates.hopper.gluon_compat import cta_barrier, tma_store
 from gemmpipe.templates.hopper.pipeline import gdc_wait
-from gemmpipe.templates.hopper.waves import tile_or_half, wave_work_count, whole_tile_place
+from gemmpipe.templates.hopper.waves import tile_or_half, wave_count, wave_work_count, whole_tile_place
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def,assignment"
 
@@ -36,20 +35,24 @@ def _free(handover, wg):
     return handover.index(handover.shape[0] - 2 + wg.GROUP)
 
 
-@gluon.jit
-def begin_share(wg, handover, phase):
-    """Wait for a warpgroup's buffers. phase: of `free`, 1 for the first tile."""
-    mbarrier.wait(_free(handover, wg), phase)
+@gluon.constexpr_function
+def stages_all(wg, stage):
+    """Whether all parts of a warpgroup's share have buffers, so that a store warp can copy them."""
+    return stage.shape[0] // 2 == wave_count(wg.BLOCK_SIZE_M) * wg.PARTS
 
 
 @gluon.jit
-def finish_share(wg, out, stage, handover, row, column, half, last):
-    """Hand a staged share over, which begins at (row, column); the last one of a program is stored at once.
+def stage_share(sums, wg, out, stage, handover, phase, row, column, half, work, work_id):
+    """Stage a warpgroup's share, which begins at (row, column), and hand it over; a program's last is copied at once.
 
-    half: a waves.Half, whose single wave has the first parts, or None.
+    phase: of `free`, 1 for the first tile. half: a waves.Half, whose single wave has the first sums, or None.
     """
+    PARTS: gl.constexpr = stage.shape[0] // 2
+    mbarrier.wait(_free(handover, wg), phase)
+    for i in gl.static_range(PARTS):
+        stage.index(wg.GROUP * PARTS + i).store(sums[i].to(stage.dtype))
     fence_async_shared()
-    if last:
+    if work_id + work.programs >= wave_work_count(work):
         copy_share(wg, out, stage, row, column, half)
     else:
         mbarrier.arrive(_staged(handover, wg), count=1)

@@ -91,36 +91,26 @@ def whole_tile_place(work, work_id, BLOCK_SIZE_M: gl.constexpr, BLOCK_SIZE_N: gl
 
 @gluon.jit
 def store_waves(sums, wg, out, stage, row, column, half, WAVES: gl.constexpr):
-    """Store the sums of a tile's waves, whose share for this warpgroup begins at (row, column).
+    """Store the sums of a tile's waves, whose share for this warpgroup begins at (row, column); see store_warp.py.
 
-    With as many buffers of `stage` as parts all parts are staged, then copied to memory. With fewer the parts take them
-    in turn: while one is copied, the next is filled. half: a Half, whose single wave has the first sums, or None.
+    With fewer buffers of `stage` than parts the parts take them in turn: while one is copied to memory, the next is
+    filled. half: a Half, whose single wave has the first sums, or None.
     """
-    BUFFERS: gl.constexpr = stage.shape[0] // 2
     PARTS: gl.constexpr = WAVES * wg.PARTS
-    if BUFFERS == PARTS:
-        tma.store_wait(0)  # the copies of the last tile have read their buffers
-        for i in gl.static_range(PARTS):
-            stage.index(wg.GROUP * BUFFERS + i).store(sums[i].to(stage.dtype))
-        fence_async_shared()
     if half is None:
-        _store_parts(sums, wg, out, stage, row, column, 0, PARTS, BUFFERS == PARTS)
+        _store_parts(sums, wg, out, stage, row, column, 0, PARTS)
     else:
-        _store_parts(sums, wg, out, stage, row, column, 0, wg.PARTS, BUFFERS == PARTS)
+        _store_parts(sums, wg, out, stage, row, column, 0, wg.PARTS)
         if half.waves > 1:
-            _store_parts(sums, wg, out, stage, row, column, wg.PARTS, PARTS, BUFFERS == PARTS)
+            _store_parts(sums, wg, out, stage, row, column, wg.PARTS, PARTS)
 
 
 @gluon.jit
-def _store_parts(
-    sums, wg, out, stage, row, column, BEGIN: gl.constexpr, END: gl.constexpr, STAGED: gl.constexpr
-):  # fmt: skip
-    """Copy the parts from BEGIN up to END to memory, where they are not staged yet by buffers in turn."""
+def _store_parts(sums, wg, out, stage, row, column, BEGIN: gl.constexpr, END: gl.constexpr):
     BUFFERS: gl.constexpr = stage.shape[0] // 2
     for i in gl.static_range(BEGIN, END):
         buffer = stage.index(wg.GROUP * BUFFERS + i % BUFFERS)
-        if not STAGED:
-            tma.store_wait(BUFFERS - 1)  # the copy that began as many copies ago has read its buffer
-            buffer.store(sums[i].to(buffer.dtype))
-            fence_async_shared()
+        tma.store_wait(BUFFERS - 1)  # the copy that began as many copies ago has read its buffer
+        buffer.store(sums[i].to(buffer.dtype))
+        fence_async_shared()
         tma_store(out, [row + i // wg.PARTS * 64, column + i % wg.PARTS * wg.WIDTH], buffer)
