@@ -34,19 +34,20 @@ from gemmpipe.templates.tiled import ceil_div, check_scale_order, readable_scale
 if TYPE_CHECKING:
     import torch
 
-COPIED, FOURS, STRIDED = "copied", "fours", "strided"
+COPIED, FOURS, STRIDED, BOXES = "copied", "fours", "strided", "boxes"
 """Load modes of x's scales (see the kernel): by TMA; by two warps, four contiguous scales or one at a time.
 
-With OWN_PACE the threads that need them read four contiguous scales.
+With OWN_PACE TMA copies four contiguous scales of each row: boxes.
 """
 _STRIDE_ARGUMENTS = {
     COPIED: ("scale_stride",),
     FOURS: ("scale_row_stride",),
     STRIDED: ("scale_stride", "scale_row_stride"),
+    BOXES: (),
 }
 """Strides of x's scales that are arguments; the other is a constant."""
 _WAVES_KERNEL = "gemmpipe.kernels.a8w8_blockscale._hopper_waves_kernel:blockscale_waves"
-_WAVES_REGISTERS = {COPIED: (240, 24), FOURS: (240, 24), STRIDED: (224, 56)}
+_WAVES_REGISTERS = {COPIED: (240, 24), BOXES: (240, 24), STRIDED: (224, 56)}
 """With OWN_PACE: registers of a thread of a math warpgroup, and of the other warps, two of which may load scales."""
 _SCALE_LOADER_REGISTERS = 40
 """Registers per thread of the warps that hold eight scales of each of two rows; more would be the math warpgroups'."""
@@ -138,12 +139,15 @@ class BlockscaleWarpSpecialised(WarpSpecialised):
         """The function and the hash of its source."""
         return WarpSpecialised.kernel_name(self._for(knobs), knobs)
 
+    def _reading(self, mode: str, knobs: Knobs) -> "BlockscaleWarpSpecialised":
+        return replace(self, reading=BOXES if mode == FOURS and in_waves(knobs) else mode)
+
     def _for(self, knobs: Knobs) -> "BlockscaleWarpSpecialised":
         return replace(self, kernel=_WAVES_KERNEL) if in_waves(knobs) else self
 
     def builds(self, spec: GemmSpec, knobs: Knobs, device: Device) -> tuple[Build, ...]:
         """One for each load mode of x's scales; where tiles may be halved, two for each."""
-        modes = (replace(self, reading=each) for each in scale_load_modes(spec))
+        modes = (self._reading(each, knobs) for each in scale_load_modes(spec))
         return tuple(build for mode in modes for build in WarpSpecialised.builds(mode, spec, knobs, device))
 
     def launch(
@@ -153,7 +157,7 @@ class BlockscaleWarpSpecialised(WarpSpecialised):
         if inputs.x_scale is None or prepared.weights.w_scale is None:
             raise ValueError("this kernel needs x_scale and w_scale")
         check_scale_order(spec, inputs, self.scale_orders(spec))
-        own = replace(self, reading=scale_load_mode(inputs.x_scale))
+        own = self._reading(scale_load_mode(inputs.x_scale), knobs)
         return WarpSpecialised.launch(own, spec, knobs, device, inputs, prepared, out)
 
     def unsupported_reason(self, spec: GemmSpec, knobs: Knobs, device: Device) -> str | None:
@@ -171,7 +175,7 @@ class BlockscaleWarpSpecialised(WarpSpecialised):
 
     def operands(self, spec: GemmSpec) -> Mapping[str, str]:
         """The weight's scales; before them x's, if TMA does not load them."""
-        return {**({} if self.reading == COPIED else {"scales": "*fp32"}), "w_scale_ptr": "*fp32"}
+        return {**({} if self.reading in (COPIED, BOXES) else {"scales": "*fp32"}), "w_scale_ptr": "*fp32"}
 
     def sizes(self, spec: GemmSpec) -> tuple[str, ...]:
         """Strides of the scales between rows of w, and between K blocks and rows of x (1 in `constants`, or passed)."""
@@ -196,13 +200,14 @@ class BlockscaleWarpSpecialised(WarpSpecialised):
         }
 
     def boxes(self, spec: GemmSpec, knobs: Knobs) -> dict[str, tuple[str, list[int], object]]:
-        """With x's scales, flat, if TMA loads them."""
-        if self.reading != COPIED:
+        """With x's scales if TMA loads them: M-major ones flat, row-major ones four K blocks at a time."""
+        if self.reading not in (COPIED, BOXES):
             return super().boxes(spec, knobs)
         from triton.experimental.gluon.language import NVMMASharedLayout
 
-        flat = NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=1)
-        return {**super().boxes(spec, knobs), "scales": ("fp32", [int_knob(knobs, "BLOCK_SIZE_M")], flat)}
+        box = [int_knob(knobs, "BLOCK_SIZE_M"), *([4] if self.reading == BOXES else [])]
+        flat = NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=len(box))
+        return {**super().boxes(spec, knobs), "scales": ("fp32", box, flat)}
 
     def values(self, spec: GemmSpec, inputs: Inputs, prepared: Prepared) -> Mapping[str, object]:
         """The scales, M-major ones as one row, and their strides."""

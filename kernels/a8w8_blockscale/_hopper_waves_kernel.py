@@ -1,7 +1,7 @@
 """The block-scaled product on Hopper with each warpgroup at its own pace, in tiles of 128 and 256 rows.
 
 As _hopper_kernel.py; a warpgroup has one or two waves of 64 rows (gemmpipe/templates/hopper/waves.py), one product at a
-time (gemmpipe/templates/hopper/own_pace.py), and reads row-major scales of x from memory where four are contiguous.
+time (gemmpipe/templates/hopper/own_pace.py), and row-major scales of x, where four are contiguous, are copied in boxes.
 Programs are persistent. Written in Gluon, which has no interpreter.
 """
 
@@ -11,8 +11,8 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
 from gemmpipe.kernels.a8w8_blockscale._hopper_kernel import WeightScales
 from gemmpipe.templates.hopper.epilogue import cluster_arrive
-from gemmpipe.templates.hopper.own_pace import RowScales, allocate, first_row_of_w, init_warp, multiply_at_own_pace
-from gemmpipe.templates.hopper.pipeline import Ring, gdc_wait, producer_warp
+from gemmpipe.templates.hopper.own_pace import allocate, first_row_of_w, init_warp, multiply_at_own_pace
+from gemmpipe.templates.hopper.pipeline import Ring, gdc_wait, producer_warp, scale_boxes
 from gemmpipe.templates.hopper.scales import scale_producer_warps
 from gemmpipe.templates.hopper.store_warp import stage_share, stages_all, store_warp
 from gemmpipe.templates.hopper.tile_scheduler import TileSchedule
@@ -41,15 +41,16 @@ def scales_of_columns(w_scale_ptr, w_scale_stride, column, work, SCALE_BLOCK: gl
 
 @gluon.jit
 def math_warpgroup(
-    wg, out, w_scale_ptr, w_scale_stride, scales, scale_row_stride, ring, handover, work,
-    SCALE_BLOCK: gl.constexpr, STAGES: gl.constexpr,
+    wg, out, w_scale_ptr, w_scale_stride, ring, handover, work, SCALE_BLOCK: gl.constexpr, STAGES: gl.constexpr,
+    BOXES: gl.constexpr,
 ):  # fmt: skip
-    """A math warpgroup: all columns of its waves. scales: a pointer to x's, of rows of four (RowScales), or None."""
+    """A math warpgroup: all columns of its waves. BOXES: x's scales are in boxes."""
     slot = 0
     phase = 0
+    box = 0
     turn = 1
     x_at = matrix_descriptor(wg.ROW)
-    w_at = matrix_descriptor(first_row_of_w(wg.BLOCK_SIZE_M, wg.BLOCK_SIZE_N, STAGES))
+    w_at = matrix_descriptor(first_row_of_w(wg.BLOCK_SIZE_M, STAGES))
     mbarrier.wait(ring.ready, 0)
     gdc_wait()
     for work_id in range(gl.program_id(0), wave_work_count(work), work.programs):
@@ -59,19 +60,12 @@ def math_warpgroup(
             tile, half = tile_or_half(work, work_id)
         row, column = whole_tile_place(work, tile, wg.BLOCK_SIZE_M, wg.BLOCK_SIZE_N)
         of = scales_of_columns(w_scale_ptr, w_scale_stride, column, work, SCALE_BLOCK)
-        if scales is None:
-            slot, phase, sums = multiply_at_own_pace(
-                wg, x_at, w_at, slot, phase, work.blocks, of.low_ptr, of.high_ptr, of.edge, None, half,
-                STAGES, SCALE_BLOCK,
-            )  # fmt: skip
-        else:
-            first = row + wg.ROW
-            place = scales + first.to(gl.int64) * scale_row_stride * 4
-            rows = RowScales(place, scale_row_stride * 16, work.M - 1 - first)
-            slot, phase, sums = multiply_at_own_pace(
-                wg, x_at, w_at, slot, phase, work.blocks, of.low_ptr, of.high_ptr, of.edge, rows, half,
-                STAGES, SCALE_BLOCK,
-            )  # fmt: skip
+        slot, phase, sums = multiply_at_own_pace(
+            wg, x_at, w_at, slot, phase, work.blocks, of.low_ptr, of.high_ptr, of.edge, box if BOXES else None, half,
+            STAGES, SCALE_BLOCK,
+        )  # fmt: skip
+        if BOXES:
+            box = (box + work.blocks // 4) % scale_boxes(STAGES)
         first = row + wg.ROW
         if half is not None:
             first += 64 * half.second
@@ -113,10 +107,11 @@ def blockscale_waves(
 ):  # fmt: skip
     """out = (x * x_scale) @ (w * w_scale)^T; arguments as in _hopper_kernel.blockscale_warp_specialised.
 
-    READING: `fours` is by the math warpgroups. BUFFERS: a warpgroup's for the output. SPLIT_K: `none`, or `halves`:
-    each tile after `whole` ones is two work tiles of one wave (`splits` is two).
+    READING: `boxes` instead of `fours`, with a descriptor of x's scales [M, blocks]. BUFFERS: a warpgroup's for the
+    output. SPLIT_K: `none`, or `halves`: each tile after `whole` ones is two work tiles of one wave (`splits` is two).
     """
-    x_ring, w_ring, scale_ring, full, empty, handover, check = allocate(x, BLOCK_SIZE_M, BLOCK_SIZE_N, STAGES)
+    BOXES: gl.constexpr = READING == "boxes"
+    x_ring, w_ring, scale_ring, full, empty, handover, check = allocate(x, BLOCK_SIZE_M, BLOCK_SIZE_N, STAGES, BOXES)
     stage = gl.allocate_shared_memory(out.dtype, [2 * BUFFERS, 64, out.block_type.shape[1]], out.layout)
     ready = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     mbarrier.init(ready, count=1)
@@ -125,20 +120,17 @@ def blockscale_waves(
     tiles_n = gl.cdiv(N, BLOCK_SIZE_N)
     work = TileSchedule(parts_ptr, counters_ptr, M, N, tiles_m, tiles_n, blocks, programs, group_m, whole, splits)
     own = WholeTiles(M, N, tiles_m, tiles_n, blocks, programs, group_m, whole if SPLIT_K == "halves" else None)
-    COPIED: gl.constexpr = READING == "copied"
-    DIRECT: gl.constexpr = READING == "fours"
+    BY_TMA: gl.constexpr = READING != "strided"
     FILLERS: gl.constexpr = 2 if READING == "strided" else 1
     bare = Ring(x_ring, w_ring, None, stage, full, empty, ready)  # for a loader that does not copy scales
     gl.warp_specialize([
         (math_warpgroup,
          (wave_partition(0, BLOCK_SIZE_M, BLOCK_SIZE_N, 8), out, w_scale_ptr, w_scale_stride,
-          scales if DIRECT else None, scale_row_stride, ring, handover, own, SCALE_BLOCK,
-          STAGES)),
+          ring, handover, own, SCALE_BLOCK, STAGES, BOXES)),
         (math_warpgroup,
          (wave_partition(1, BLOCK_SIZE_M, BLOCK_SIZE_N, 8), out, w_scale_ptr, w_scale_stride,
-          scales if DIRECT else None, scale_row_stride, ring, handover, own, SCALE_BLOCK,
-          STAGES)),
-        (producer_warp, (x, w, scales, scale_stride, ring, work, BLOCK_SIZE_N, SPLIT_K)) if COPIED else
+          ring, handover, own, SCALE_BLOCK, STAGES, BOXES)),
+        (producer_warp, (x, w, scales, scale_stride, ring, work, BLOCK_SIZE_N, SPLIT_K)) if BY_TMA else
         (producer_warp, (x, w, None, 0, bare, work, BLOCK_SIZE_N, SPLIT_K)),
         (init_and_store_warp,
          (wave_partition(0, BLOCK_SIZE_M, BLOCK_SIZE_N, 8), wave_partition(1, BLOCK_SIZE_M, BLOCK_SIZE_N, 8), out,

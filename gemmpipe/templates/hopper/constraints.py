@@ -178,14 +178,13 @@ def stage_buffers(knobs: Knobs) -> int:
 def _ring_bytes(knobs: Knobs) -> int:
     """Shared memory of the slots, each with scales for every row, and of the barriers.
 
-    With waves, scales and barriers have a power of two, and at least a buffer of a part's columns (own_pace.py).
+    With waves, scales may be in boxes of four K blocks, and slots are aligned to 1024 bytes (own_pace.py).
     """
     m, n, stages = (int_knob(knobs, name) for name in ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "num_stages"))
     control = stages * 4 * m + 1024
     if in_waves(knobs):
-        control += 512
-        # Apart from it: a barrier, and Triton's record of the roles.
-        control = max(next_power_of_2(control), part_columns(knobs) * SLOT_ROW_BYTES) + 256
+        control = ceil_div((stages + 6) // 4 * 16 * m + 1536, 1024) * 1024
+        control += 256  # a barrier, and Triton's record of the roles
     return stages * (m + n) * SLOT_ROW_BYTES + control
 
 

@@ -27,6 +27,7 @@ from gemmpipe.templates.hopper.constraints import (
     epilogue_columns,
     has_halves,
     hopper_tile_violation,
+    in_waves,
     part_columns,
     split_k_mode,
     warpgroup_columns,
@@ -192,7 +193,8 @@ class WarpSpecialised(KernelImplementation):
     def boxes(self, spec: GemmSpec, knobs: Knobs) -> dict[str, tuple[str, list[int], object]]:
         """(Triton type, box, shared-memory layout) of each tensor that TMA moves.
 
-        A box with a number of columns that is no power of two is declared with a part's columns (see Build.boxes).
+        A box with a number of columns that is no power of two is declared with a part's columns (see Build.boxes), with
+        waves with the eight rows of a buffer (own_pace.py).
         """
         from triton.experimental.gluon.language import NVMMASharedLayout
 
@@ -204,6 +206,8 @@ class WarpSpecialised(KernelImplementation):
         columns_held = warpgroup_columns(knobs)
         width = part_columns(knobs)
         w_box, w_layout = [n if width == columns_held else width, k], ring
+        if in_waves(knobs):
+            w_box = [8, k]
         if self.layout == TILES_16X16:  # runs of one tile each; each warpgroup's columns are a copy of their own
             w_box = [k // 16, columns_held // 16, 256]
             w_layout = NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=bits, rank=3)

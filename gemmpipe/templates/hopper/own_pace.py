@@ -3,14 +3,15 @@
 While one warpgroup adds up a product, the other's runs, if adding up and all that leads to the next product takes less
 time than a product. In Gluon it takes longer: Triton synchronises the warps of a warpgroup before each wait for a
 barrier and before each arrival (docs/explanation/kernels.md). Here every warp waits and arrives by itself, a slot is
-tested before the additions that lead to it, w's scales are loaded a K block ahead, x's while the product runs, and the
-loop has a copy for each place that an edge between two blocks of w's scales can have in a tile.
+tested before the additions that lead to it, w's scales are loaded a K block ahead, and the loop has a copy for each
+place that an edge between two blocks of w's scales can have in a tile.
+
+x's scales come with the slots, a column of each slot's K block, or in boxes: a row of four K blocks for each row of x,
+copied with the slot of the first of them.
 
 The instructions need addresses, which Gluon does not expose: slots, x's scales and barriers are one allocation at the
 beginning of the program's shared memory (`allocate`), as in wgmma_any_n.py. Written in Gluon, which has no interpreter.
 """
-
-from typing import NamedTuple
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -18,7 +19,8 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 
 from gemmpipe.templates.hopper.epilogue import cluster_arrive
 from gemmpipe.templates.hopper.gluon_compat import view_as, view_as_ring, view_as_row
-from gemmpipe.templates.hopper.waves import wave_count, wave_part_columns
+from gemmpipe.templates.hopper.pipeline import scale_boxes
+from gemmpipe.templates.hopper.waves import wave_count
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def,assignment"
 
@@ -31,41 +33,41 @@ def line_bytes():
 
 @gluon.constexpr_function
 def scale_lines(block_m, stages):
-    """Lines that x's scales take."""
-    return stages * block_m * 4 // line_bytes()
+    """Lines that x's scales take: in boxes, which are more than the slots' columns."""
+    return scale_boxes(stages) * block_m * 16 // line_bytes()
 
 
 @gluon.constexpr_function
-def control_bytes(block_m, block_n, stages):
+def control_bytes(block_m, stages):
     """Bytes between the slots of x and of w: x's scales, a line for either group of barriers, and one for a check.
 
-    Whole buffers of a part, and a power of two, by which the slots of x can be divided.
+    A multiple of 1024, to which slots are aligned.
     """
-    needed = (scale_lines(block_m, stages) + 3) * line_bytes()
-    return max(1 << (needed - 1).bit_length(), wave_part_columns(block_n) * 128)
+    return ((scale_lines(block_m, stages) + 3) * line_bytes() + 1023) // 1024 * 1024
 
 
 @gluon.jit
-def allocate(x, BLOCK_SIZE_M: gl.constexpr, BLOCK_SIZE_N: gl.constexpr, STAGES: gl.constexpr):
+def allocate(x, BLOCK_SIZE_M: gl.constexpr, BLOCK_SIZE_N: gl.constexpr, STAGES: gl.constexpr, BOXES: gl.constexpr):
     """(x's slots, w's slots, x's scales, full, empty, handover, a line for init_warp): views of one allocation.
 
-    It is the largest, which Triton places first. w's view is all of it, in buffers of a part, with its slots last.
-    handover: all barriers of a line, of which the last four are store_warp.py's.
+    It is the largest, which Triton places first. w's view is all of it, in buffers of eight rows, with its slots last;
+    that of the scales ends with them: boxes [rows, 4] with BOXES, else a column [rows] for each slot. handover: all
+    barriers of a line, of which the last four are store_warp.py's.
     """
-    WIDTH: gl.constexpr = wave_part_columns(BLOCK_SIZE_N)
-    CONTROL: gl.constexpr = control_bytes(BLOCK_SIZE_M, BLOCK_SIZE_N, STAGES)
     X_BYTES: gl.constexpr = STAGES * BLOCK_SIZE_M * 128
-    BUFFERS: gl.constexpr = STAGES * (BLOCK_SIZE_M + BLOCK_SIZE_N) // WIDTH + CONTROL // (WIDTH * 128)
-    LINES: gl.constexpr = scale_lines(BLOCK_SIZE_M, STAGES)
+    BYTES: gl.constexpr = X_BYTES + control_bytes(BLOCK_SIZE_M, STAGES) + STAGES * BLOCK_SIZE_N * 128
     LENGTH: gl.constexpr = line_bytes() // 4
+    LINES: gl.constexpr = X_BYTES // line_bytes() + scale_lines(BLOCK_SIZE_M, STAGES)
     FLAT: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=1)
+    ROWS: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=2)
     BARRIERS: gl.constexpr = mbarrier.MBarrierLayout()
-    everything = gl.allocate_shared_memory(x.dtype, [BUFFERS, WIDTH, 128], x.layout)
+    everything = gl.allocate_shared_memory(x.dtype, [BYTES // 1024, 8, 128], x.layout)
     x_ring = view_as_ring(everything, STAGES, BLOCK_SIZE_M)
-    # A view is at most as large as what it views (Triton 3.9).
-    control = view_as(everything, gl.float32, [X_BYTES // CONTROL + 1, CONTROL // 4], FLAT).index(X_BYTES // CONTROL)
-    scales = view_as(control, gl.float32, [STAGES, BLOCK_SIZE_M], FLAT)
-    lines = view_as(control, gl.float32, [LINES + 3, LENGTH], FLAT)
+    if BOXES:
+        scales = view_as(everything, gl.float32, [8 * STAGES + scale_boxes(STAGES), BLOCK_SIZE_M, 4], ROWS)
+    else:
+        scales = view_as(everything, gl.float32, [32 * STAGES + STAGES, BLOCK_SIZE_M], FLAT)
+    lines = view_as(everything, gl.float32, [LINES + 3, LENGTH], FLAT)
     full = view_as(lines.index(LINES), gl.int64, [STAGES, 1], BARRIERS)
     empty = view_as(lines.index(LINES + 1), gl.int64, [STAGES, 1], BARRIERS)
     handover = view_as(lines.index(LINES), gl.int64, [LENGTH // 2, 1], BARRIERS)
@@ -117,9 +119,9 @@ def init_warp(
 
 
 @gluon.constexpr_function
-def first_row_of_w(block_m, block_n, stages):
+def first_row_of_w(block_m, stages):
     """The row of the allocation with which w's slots begin."""
-    return stages * block_m + control_bytes(block_m, block_n, stages) // 128
+    return stages * block_m + control_bytes(block_m, stages) // 128
 
 
 @gluon.constexpr_function
@@ -147,25 +149,10 @@ def unrolled(columns):
 
 
 @gluon.constexpr_function
-def _scale_products(edges, own):
-    """PTX: l0, l1 (h0, h1), the products of w's scale before (after) the edge and `own`, x's of a thread's two rows."""
+def _scale_products(edges):
+    """PTX: l0, l1 (h0, h1), the products of w's scale before (after) the edge and x's of a thread's two rows."""
     pairs = [("l", "low"), ("h", "high")] if edges else [("l", "low")]
-    return " ".join(f"mul.f32 {name}{row}, {own[row]}, {of};" for name, of in pairs for row in range(2))
-
-
-@gluon.constexpr_function
-def _row_names(columns, waves, kind):
-    """Registers of x's scales of an iteration, of each of the thread's rows."""
-    return [[f"{kind}{row}_{i}" for i in range(unrolled(columns))] for row in range(2 * waves)]
-
-
-@gluon.constexpr_function
-def _row_loads(columns, waves, kind):
-    """PTX: load x's scales of an iteration, of each of the thread's rows from its place."""
-    return " ".join(
-        f"ld.global.v{unrolled(columns)}.f32 {{{', '.join(names)}}}, [row{row}];"
-        for row, names in enumerate(_row_names(columns, waves, kind))
-    )
+    return " ".join(f"mul.f32 {name}{row}, r{row}, {of};" for name, of in pairs for row in range(2))
 
 
 @gluon.constexpr_function
@@ -179,23 +166,44 @@ def _additions(columns, low, first):
 
 
 @gluon.constexpr_function
-def _slot_addresses(block_m, block_n):
+def _slot_addresses(block_m, block_n, boxes):
     """PTX: the addresses of a slot's barriers, of the thread's scales in it, and the descriptors of its x and w."""
     return (
         "mad.lo.u32 full, slot, 8, fulls; mad.lo.u32 empty, slot, 8, empties;"
-        f" mad.lo.u32 scales, slot, {4 * block_m}, first_scales;"
+        f" {'' if boxes else f'mad.lo.u32 scales, slot, {4 * block_m}, first_scales;'}"
         f" mul.wide.u32 x, slot, {8 * block_m}; add.s64 x_slot, x, x_first;"
         f" mul.wide.u32 w, slot, {8 * block_n}; add.s64 w_slot, w, w_first;"
     )
 
 
 @gluon.constexpr_function
-def _next_slot(block_m, block_n, stages):
+def _box_address(columns, block_m):
+    """PTX: the address of the thread's scales of an iteration, `share` such shares of boxes after the first."""
+    if unrolled(columns) == 4:
+        return f"mad.lo.u32 scales, share, {16 * block_m}, first_scales;"
+    return (
+        f"shr.u32 at, share, 1; mad.lo.u32 scales, at, {16 * block_m}, first_scales;"
+        " and.b32 at, share, 1; mad.lo.u32 scales, at, 8, scales;"
+    )
+
+
+@gluon.constexpr_function
+def _next_share(columns, block_m, stages):
+    """PTX: go on to the scales of the next iteration."""
+    shares = scale_boxes(stages) * 4 // unrolled(columns)
+    return (
+        f"add.u32 share, share, 1; setp.eq.u32 wrapped, share, {shares}; selp.b32 share, 0, share, wrapped;"
+        f" {_box_address(columns, block_m)}"
+    )
+
+
+@gluon.constexpr_function
+def _next_slot(block_m, block_n, stages, boxes):
     """PTX: go on to the next slot; `freed` is the barrier of the one before."""
     return (
         f"mov.b32 freed, empty; add.u32 slot, slot, 1; setp.eq.u32 wrapped, slot, {stages};"
         " selp.b32 slot, 0, slot, wrapped; selp.b32 at, 1, 0, wrapped; xor.b32 phase, phase, at;"
-        f" {_slot_addresses(block_m, block_n)}"
+        f" {_slot_addresses(block_m, block_n, boxes)}"
     )
 
 
@@ -206,52 +214,46 @@ def _wait():
 
 
 @gluon.constexpr_function
-def _block(columns, waves, block_m, block_n, stages, low, direct, i):
+def _block(columns, waves, block_m, block_n, stages, low, boxes, i):
     """PTX of K block i of an iteration: (the instructions if its slot is full by now, those that wait for it)."""
-    edges, name = low < columns, f"{waves}_{low}_{i}"
+    edges, name, row, place = low < columns, f"{waves}_{low}_{i}", 16 if boxes else 4, 4 * i if boxes else 0
     body = [f"@!ready bra.uni wait_{name};", f"full_{name}:", "setp.gt.s32 more, left, 1; selp.b64 step, 4, 0, more;"]
     body += ["add.s64 lows, lows, step; add.s64 highs, highs, step;"]
     for wave in range(waves):
-        if not direct:
-            body += [f"ld.shared.f32 r0, [scales + {256 * wave}]; ld.shared.f32 r1, [scales + {256 * wave + 32}];"]
+        first = 64 * row * wave + place
+        body += [f"ld.shared.f32 r0, [scales + {first}]; ld.shared.f32 r1, [scales + {first + 8 * row}];"]
         body += [_product(columns, wave)]
         if wave == 0:
             body += ["ld.global.f32 next_low, [lows];", "ld.global.f32 next_high, [highs];" if edges else ""]
-        if direct and wave == 0 and i == 0:
-            count = unrolled(columns)
-            body += [f"setp.gt.s32 p, left, {count}; selp.b64 step, {4 * count}, 0, p;"]
-            body += [f"add.s64 row{row}, row{row}, step;" for row in range(2 * waves)]
-            body += [_row_loads(columns, waves, "next")]
-        own = [f"held{2 * wave + row}_{i}" for row in range(2)] if direct else ["r0", "r1"]
-        body += [_scale_products(edges, own), "wgmma.wait_group.sync.aligned 0;"]
+        body += [_scale_products(edges), "wgmma.wait_group.sync.aligned 0;"]
         if wave == waves - 1:
-            body += [_next_slot(block_m, block_n, stages), "@leader mbarrier.arrive.shared::cta.b64 _, [freed];"]
+            body += [_next_slot(block_m, block_n, stages, boxes), "@leader mbarrier.arrive.shared::cta.b64 _, [freed];"]
             body += [f"@more {_wait()}"]
+            body += [_next_share(columns, block_m, stages) if boxes and i == unrolled(columns) - 1 else ""]
         body += [_additions(columns, low, wave * columns // 2)]
     body += ["mov.f32 low, next_low;", "mov.f32 high, next_high;" if edges else "", "sub.s32 left, left, 1;"]
     return " ".join(body), f"wait_{name}: {_wait()} @!ready bra.uni wait_{name}; bra.uni full_{name};"
 
 
 @gluon.constexpr_function
-def _loop(columns, waves, block_m, block_n, stages, low, direct):
+def _loop(columns, waves, block_m, block_n, stages, low, boxes):
     """PTX of the loop for so many waves and tiles with `low` columns before the edge, and that of its waits."""
     body, waits, count = [f"next_{waves}_{low}:"], [], unrolled(columns)
     for i in range(count):
-        block, wait = _block(columns, waves, block_m, block_n, stages, low, direct, i)
+        block, wait = _block(columns, waves, block_m, block_n, stages, low, boxes, i)
         body += [block, "@!more bra.uni done;" if i < count - 1 else ""]
         waits += [wait]
-    if direct:
-        pairs = zip(_row_names(columns, waves, "held"), _row_names(columns, waves, "next"), strict=True)
-        body += [f"mov.f32 {held}, {new};" for row in pairs for held, new in zip(*row, strict=True)]
     return " ".join([*body, f"@more bra.uni next_{waves}_{low};"]), " ".join(waits)
 
 
 @gluon.constexpr_function
-def _begin(sums, given, block_m, block_n, stages, row, edges):
+def _begin(sums, given, block_m, block_n, stages, row, edges, boxes):
     """PTX before the loops: empty sums, and what the operands determine."""
     slots = stages * block_m * 128
     barriers = slots + scale_lines(block_m, stages) * line_bytes()
-    whole = zip(("slot", "phase", "left", "edge"), given[4:8], strict=True)
+    each = 16 if boxes else 4  # bytes of a row's scales
+    whole = list(zip(("slot", "phase", "left", "edge"), given[4:8], strict=True))
+    whole += [("share", given[9])] if boxes else []
     wide = zip(("x_first", "w_first", "lows", "highs"), given[:4], strict=True)
     return " ".join(
         [
@@ -261,76 +263,62 @@ def _begin(sums, given, block_m, block_n, stages, row, edges):
             *(f"shfl.sync.idx.b32 {name}, {operand}, 0, 31, -1;" for name, operand in whole),
             f"mov.u32 at, global_smem; add.u32 fulls, at, {barriers}; add.u32 empties, fulls, {line_bytes()};",
             # Not from %tid.x: with that ptxas computes a worker's addresses and descriptors for each thread.
-            f"mad.lo.u32 first_scales, {given[8]}, 4, at; add.u32 first_scales, first_scales, {slots + 4 * row};",
+            f"mad.lo.u32 first_scales, {given[8]}, {each}, at;"
+            f" add.u32 first_scales, first_scales, {slots + each * row};",
             "mov.u32 at, %laneid; setp.eq.u32 leader, at, 0;",
             # Plus 0, as rows are less than 128, which ptxas does not know: so each thread has an address and a load of
             # its own. One load for the warp would be waited for before the product that it is to overlap.
             f"shr.u32 at, {given[8]}, 8; cvt.u64.u32 step, at; add.s64 lows, lows, step; add.s64 highs, highs, step;",
             "ld.global.f32 low, [lows];",
             "ld.global.f32 high, [highs];" if edges else "",
-            _slot_addresses(block_m, block_n),
+            _slot_addresses(block_m, block_n, boxes),
+            _box_address(block_n, block_m) if boxes else "",
             _wait(),
         ]
     )
 
 
 @gluon.constexpr_function
-def _begin_rows(given, columns, block_m):
-    """PTX: the places of x's scales of the thread's rows (beyond x those of its last row), and the first scales."""
-    places = [
-        f"add.s32 at, {given[8]}, {8 * row + 48 * (row // 2)}; min.s32 at, at, {given[11]};"
-        f" mul.wide.s32 step, at, {given[10]}; add.s64 row{row}, {given[9]}, step;"
-        for row in range(block_m // 64)
-    ]
-    return " ".join([*places, _row_loads(columns, wave_count(block_m), "held")])
-
-
-@gluon.constexpr_function
-def _loops(columns, waves, block_m, block_n, stages, scale_block, direct):
+def _loops(columns, waves, block_m, block_n, stages, scale_block, boxes):
     """PTX of the loops for so many waves, one of which a tile's edge between w's scales selects, and of their waits."""
     lows, text, waits = low_columns(columns, scale_block), [], []
     for low in lows:
         skip = low != lows[-1]
         text += [f"setp.lt.s32 p, edge, {low}; @p bra.uni fewer_{waves}_{low};" if skip else ""]
-        loop, wait = _loop(columns, waves, block_m, block_n, stages, low, direct)
+        loop, wait = _loop(columns, waves, block_m, block_n, stages, low, boxes)
         text += [loop, "bra.uni done;", f"fewer_{waves}_{low}:" if skip else ""]
         waits += [wait]
     return text, waits
 
 
 @gluon.constexpr_function
-def loop_asm(columns, parts, block_m, block_n, stages, row, scale_block, direct, halves):
+def loop_asm(columns, parts, block_m, block_n, stages, row, scale_block, boxes, halves):
     """PTX of the loops. Operands after the sums, as often as a part has registers: those of multiply_at_own_pace."""
     count = wave_count(block_m)
     sums, width, lows = count * columns // 2, columns // 2 // parts, low_columns(columns, scale_block)
-    given = [f"${sums + i * width}" for i in range(13)]
+    given = [f"${sums + i * width}" for i in range(11)]
     registers = [
         ".reg .pred p, ready, more, wrapped, leader;"
-        " .reg .b32 at, slot, phase, left, edge, full, empty, freed, scales, fulls, empties, first_scales;"
+        " .reg .b32 at, slot, phase, left, edge, share, full, empty, freed, scales, fulls, empties, first_scales;"
         " .reg .b64 x, w, x_slot, w_slot, x_first, w_first, lows, highs, step;"
         f" .reg .f32 d<{columns // 2}>; .reg .f32 r0, r1, l0, l1, h0, h1, low, high, next_low, next_high;"
     ]
-    if direct:
-        registers += [f".reg .b64 row<{block_m // 64}>;"]
-        rows = [*_row_names(columns, count, "held"), *_row_names(columns, count, "next")]
-        registers += [f".reg .f32 {', '.join(names)};" for names in rows]
-    text = [*registers, _begin(sums, given, block_m, block_n, stages, row, lows[-1] < columns)]
-    text += [_begin_rows(given, columns, block_m) if direct else ""]
+    text = [*registers, _begin(sums, given, block_m, block_n, stages, row, lows[-1] < columns, boxes)]
     if halves:
-        text += [f"shfl.sync.idx.b32 at, {given[12 if direct else 9]}, 0, 31, -1;"]
+        text += [f"shfl.sync.idx.b32 at, {given[10 if boxes else 9]}, 0, 31, -1;"]
         text += ["setp.eq.s32 p, at, 1; @p bra.uni one_wave;"]
-    loops, waits = _loops(columns, count, block_m, block_n, stages, scale_block, direct)
+    loops, waits = _loops(columns, count, block_m, block_n, stages, scale_block, boxes)
     text += loops
     if halves:
-        loops, more = _loops(columns, 1, block_m, block_n, stages, scale_block, direct)
+        loops, more = _loops(columns, 1, block_m, block_n, stages, scale_block, boxes)
         text, waits = [*text, "one_wave:", *loops], [*waits, *more]
     return f"{{ {' '.join([*text, *waits])} done: }}"
 
 
 @gluon.constexpr_function
-def _constraints(parts, width, direct, halves):
+def _constraints(parts, width, boxes, halves):
     each = width // 2  # registers of a part
-    kinds = ["l"] * 4 + ["r"] * 5 + (["l", "r", "r"] if direct else []) + (["r"] if halves else [])
+    kinds = ["l"] * 4 + ["r"] * 5 + ["r"] * (boxes + halves)
     return ",".join(["=&f"] * (parts * each) + [kind for kind in kinds for _ in range(each)])
 
 
@@ -339,36 +327,26 @@ def _types(count):
     return (gl.float32,) * count
 
 
-class RowScales(NamedTuple):
-    """x's scales in memory, a row's along K contiguous and four of them aligned, from a warpgroup's first row on.
-
-    row_bytes: from one row to the next. last: the last row of x.
-    """
-
-    ptr: gl.tensor
-    row_bytes: gl.tensor
-    last: gl.tensor
-
-
 @gluon.jit
 def multiply_at_own_pace(
-    wg, x_at, w_at, slot, phase, blocks, low_ptr, high_ptr, edge, rows_scales, half, STAGES: gl.constexpr,
+    wg, x_at, w_at, slot, phase, blocks, low_ptr, high_ptr, edge, box, half, STAGES: gl.constexpr,
     SCALE_BLOCK: gl.constexpr,
 ):  # fmt: skip
     """The sums of a tile's K blocks, from this slot on; returns (slot, phase, sums).
 
     x_at, w_at: descriptors of this warpgroup's rows of x, and of all columns of w, in the first slots. low_ptr,
-    high_ptr: w's scales along K of the columns before `edge` and from there on. rows_scales: RowScales, or None: x's
-    scales are in the slots. half: a waves.Half, of which a half tile has one wave, or None. blocks: at least 1.
+    high_ptr: w's scales along K of the columns before `edge` and from there on. box: the box of x's scales with which
+    the tile begins, whose K blocks are a multiple of four, or None: the slots have them. half: a waves.Half, of which
+    a half tile has one wave, or None. blocks: at least 1.
     """
     PARTS: gl.constexpr = wave_count(wg.BLOCK_SIZE_M) * wg.PARTS
-    DIRECT: gl.constexpr = rows_scales is not None
+    BOXES: gl.constexpr = box is not None
     HALVES: gl.constexpr = half is not None
     text: gl.constexpr = loop_asm(
-        wg.COLUMNS, wg.PARTS, wg.BLOCK_SIZE_M, wg.BLOCK_SIZE_N, STAGES, wg.ROW, SCALE_BLOCK, DIRECT,
+        wg.COLUMNS, wg.PARTS, wg.BLOCK_SIZE_M, wg.BLOCK_SIZE_N, STAGES, wg.ROW, SCALE_BLOCK, BOXES,
         HALVES,
     )  # fmt: skip
-    constraints: gl.constexpr = _constraints(PARTS, wg.WIDTH, DIRECT, HALVES)
+    constraints: gl.constexpr = _constraints(PARTS, wg.WIDTH, BOXES, HALVES)
     types: gl.constexpr = _types(PARTS)
     wide = gl.zeros([64, wg.WIDTH], gl.int64, wg.LAYOUT)
     narrow = gl.zeros([64, wg.WIDTH], gl.int32, wg.LAYOUT)
@@ -379,9 +357,8 @@ def multiply_at_own_pace(
         rows += 64 * half.second
     operands = (wide + x_at, wide + w_at, wide + lows, wide + highs)
     operands += (narrow + slot, narrow + phase, narrow + blocks, narrow + edge, narrow + rows)
-    if DIRECT:
-        place = rows_scales.ptr.to(gl.int64, bitcast=True)
-        operands += (wide + place, narrow + rows_scales.row_bytes, narrow + rows_scales.last)
+    if BOXES:
+        operands += (narrow + box * (4 // unrolled(wg.COLUMNS)),)
     if HALVES:
         operands += (narrow + half.waves,)
     sums = gl.inline_asm_elementwise(text, constraints, operands, dtype=types, is_pure=False, pack=wg.WIDTH // 2)

@@ -20,8 +20,8 @@ class Ring(NamedTuple):
     """A program's shared memory: slots that the loader fills and both math warpgroups empty, and their barriers.
 
     x [slots, BLOCK_SIZE_M, BLOCK_SIZE_K]; w [slots, BLOCK_SIZE_N, BLOCK_SIZE_K], or several buffers per slot of the
-    same total size (see allocate_w_ring, wgmma_any_n.allocate_rings); scales of x's rows [slots, BLOCK_SIZE_M], or
-    None. A warpgroup's tiles are stored through stage [2, 64, columns], or None. full, empty, ready: allocate_barriers.
+    same total size (see allocate_w_ring, wgmma_any_n.allocate_rings); scales of x's rows [slots, BLOCK_SIZE_M], with
+    further places before them or not, or [boxes, BLOCK_SIZE_M, 4] (own_pace.py), or None. A warpgroup's tiles are stored through stage [2, 64, columns], or None. full, empty, ready: allocate_barriers.
     """
 
     x: gl.shared_memory_descriptor
@@ -180,17 +180,30 @@ def load_x(x, place, row, k, M, bar):
             tma_load(x, [i * ROWS, k], bar, place.slice(i * ROWS, ROWS), pred=i * ROWS < M)
 
 
+@gluon.constexpr_function
+def scale_boxes(stages):
+    """Boxes [rows, 4] of x's scales: when a box's first slot is empty, all slots that used the box are released."""
+    return (stages + 3 + 3) // 4
+
+
 @gluon.jit
 def producer_warp(
     x, w, scales, scale_stride, ring, work, BLOCK_SIZE_N: gl.constexpr, SPLIT_K: gl.constexpr
 ):  # fmt: skip
-    """The loader warp: copies x, w and x's scales (or None) of each work tile and K block into the next empty slot."""
+    """The loader warp: copies x, w and x's scales (or None) of each work tile and K block into the next empty slot.
+
+    If the ring has boxes for the scales, four K blocks of them come with the first; a tile has a multiple of four.
+    """
     BLOCK_SIZE_M: gl.constexpr = ring.x.shape[1]
     BLOCK_SIZE_K: gl.constexpr = ring.x.shape[2]
     W_BYTES: gl.constexpr = BLOCK_SIZE_N * BLOCK_SIZE_K * w.dtype.primitive_bitwidth // 8
+    BOXES: gl.constexpr = ring.scales is not None and len(ring.scales.shape) == 3
     SCALE_BYTES: gl.constexpr = 0 if ring.scales is None else BLOCK_SIZE_M * 4
+    COUNT: gl.constexpr = scale_boxes(ring.x.shape[0]) if BOXES else ring.x.shape[0]
+    FIRST: gl.constexpr = 0 if ring.scales is None else ring.scales.shape[0] - COUNT
     slot = 0
     phase = 1
+    box = 0
     for work_id in range(gl.program_id(0), work_tile_count(work), work.programs):
         # Not carried over from the previous tile: Triton 3.6 drops `begin` and `end` from what is carried, and splits
         # of other lengths hang. The waits that only the first iteration needs are in the loop for the same reason.
@@ -201,11 +214,20 @@ def producer_warp(
         for k in range(place.begin, place.end):
             mbarrier.wait(ring.empty.index(slot), phase)
             bar = ring.full.index(slot)
-            expect_slot(bar, x, work.M, W_BYTES + SCALE_BYTES, BLOCK_SIZE_M, BLOCK_SIZE_K)
+            if BOXES:
+                if k % 4 == 0:
+                    expect_slot(bar, x, work.M, W_BYTES + 16 * BLOCK_SIZE_M, BLOCK_SIZE_M, BLOCK_SIZE_K)
+                else:
+                    expect_slot(bar, x, work.M, W_BYTES, BLOCK_SIZE_M, BLOCK_SIZE_K)
+            else:
+                expect_slot(bar, x, work.M, W_BYTES + SCALE_BYTES, BLOCK_SIZE_M, BLOCK_SIZE_K)
             # w first: it comes from memory, x mostly from L2.
             load_w(w, ring, slot, place.column, k * BLOCK_SIZE_K, bar, BLOCK_SIZE_N)
             load_x(x, ring.x.index(slot), row, k * BLOCK_SIZE_K, work.M, bar)
-            if ring.scales is not None:
-                tma_load(scales, [k * scale_stride + row], bar, ring.scales.index(slot))
+            if BOXES:
+                tma_load(scales, [row, k], bar, ring.scales.index(FIRST + box), pred=k % 4 == 0)
+                box = gl.where(k % 4 == 3, gl.where(box == COUNT - 1, 0, box + 1), box)
+            elif ring.scales is not None:
+                tma_load(scales, [k * scale_stride + row], bar, ring.scales.index(FIRST + slot))
             slot, phase = advance(slot, phase, ring.x.shape[0])
     cluster_arrive(SPLIT_K)

@@ -68,7 +68,7 @@ def scale_producer_warps(
                 k = batch * 4 + i
                 if (k >= coord.begin) & (k < coord.end):
                     mbarrier.wait(ring.empty.index(slot), phase)
-                    ring.scales.index(slot).store(four[i])
+                    ring.scales.index(ring.scales.shape[0] - ring.x.shape[0] + slot).store(four[i])
                     cta_barrier()
                     mbarrier.arrive(ring.full.index(slot), count=1)
                     slot, phase = advance(slot, phase, ring.x.shape[0])
