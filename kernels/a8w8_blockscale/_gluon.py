@@ -37,13 +37,13 @@ if TYPE_CHECKING:
 COPIED, FOURS, STRIDED, BOXES = "copied", "fours", "strided", "boxes"
 """Load modes of x's scales (see the kernel): by TMA; by two warps, four contiguous scales or one at a time.
 
-With OWN_PACE TMA copies four contiguous scales of each row: boxes.
+With OWN_PACE the loader warp copies boxes of four contiguous scales of each row.
 """
 _STRIDE_ARGUMENTS = {
     COPIED: ("scale_stride",),
     FOURS: ("scale_row_stride",),
     STRIDED: ("scale_stride", "scale_row_stride"),
-    BOXES: (),
+    BOXES: ("scale_row_stride",),
 }
 """Strides of x's scales that are arguments; the other is a constant."""
 _WAVES_KERNEL = "gemmpipe.kernels.a8w8_blockscale._hopper_waves_kernel:blockscale_waves"
@@ -175,7 +175,7 @@ class BlockscaleWarpSpecialised(WarpSpecialised):
 
     def operands(self, spec: GemmSpec) -> Mapping[str, str]:
         """The weight's scales; before them x's, if TMA does not load them."""
-        return {**({} if self.reading in (COPIED, BOXES) else {"scales": "*fp32"}), "w_scale_ptr": "*fp32"}
+        return {**({} if self.reading == COPIED else {"scales": "*fp32"}), "w_scale_ptr": "*fp32"}
 
     def sizes(self, spec: GemmSpec) -> tuple[str, ...]:
         """Strides of the scales between rows of w, and between K blocks and rows of x (1 in `constants`, or passed)."""
@@ -200,14 +200,13 @@ class BlockscaleWarpSpecialised(WarpSpecialised):
         }
 
     def boxes(self, spec: GemmSpec, knobs: Knobs) -> dict[str, tuple[str, list[int], object]]:
-        """With x's scales if TMA loads them: M-major ones flat, row-major ones four K blocks at a time."""
-        if self.reading not in (COPIED, BOXES):
+        """With x's scales, flat, if TMA loads them."""
+        if self.reading != COPIED:
             return super().boxes(spec, knobs)
         from triton.experimental.gluon.language import NVMMASharedLayout
 
-        box = [int_knob(knobs, "BLOCK_SIZE_M"), *([4] if self.reading == BOXES else [])]
-        flat = NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=len(box))
-        return {**super().boxes(spec, knobs), "scales": ("fp32", box, flat)}
+        flat = NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=1)
+        return {**super().boxes(spec, knobs), "scales": ("fp32", [int_knob(knobs, "BLOCK_SIZE_M")], flat)}
 
     def values(self, spec: GemmSpec, inputs: Inputs, prepared: Prepared) -> Mapping[str, object]:
         """The scales, M-major ones as one row, and their strides."""
@@ -216,7 +215,7 @@ class BlockscaleWarpSpecialised(WarpSpecialised):
         (rows, blocks), (row, block) = scales.shape, scales.stride()
         if self.reading == COPIED:
             scales = scales.as_strided(((blocks - 1) * block + rows,), (1,))
-        strides = {"scale_stride": block, "scale_row_stride": row // 4 if self.reading == FOURS else row}
+        strides = {"scale_stride": block, "scale_row_stride": row // 4 if self.reading in (FOURS, BOXES) else row}
         return {
             "scales": scales,
             "w_scale_ptr": w_scale,

@@ -1,7 +1,7 @@
 """The block-scaled product on Hopper with each warpgroup at its own pace, in tiles of 128 and 256 rows.
 
 As _hopper_kernel.py; a warpgroup has one or two waves of 64 rows (gemmpipe/templates/hopper/waves.py), one product at a
-time (gemmpipe/templates/hopper/own_pace.py), and row-major scales of x, where four are contiguous, are copied in boxes.
+time (gemmpipe/templates/hopper/own_pace.py), and row-major scales of x, where four are contiguous, are copied in boxes (pipeline.py).
 Programs are persistent. Written in Gluon, which has no interpreter.
 """
 
@@ -107,8 +107,8 @@ def blockscale_waves(
 ):  # fmt: skip
     """out = (x * x_scale) @ (w * w_scale)^T; arguments as in _hopper_kernel.blockscale_warp_specialised.
 
-    READING: `boxes` instead of `fours`, with a descriptor of x's scales [M, blocks]. BUFFERS: a warpgroup's for the
-    output. SPLIT_K: `none`, or `halves`: each tile after `whole` ones is two work tiles of one wave (`splits` is two).
+    READING: `boxes` instead of `fours`. BUFFERS: a warpgroup's for the output. SPLIT_K: `none`, or `halves`: each tile
+    after `whole` ones is two work tiles of one wave (`splits` is two).
     """
     BOXES: gl.constexpr = READING == "boxes"
     x_ring, w_ring, scale_ring, full, empty, handover, check = allocate(x, BLOCK_SIZE_M, BLOCK_SIZE_N, STAGES, BOXES)
@@ -120,7 +120,6 @@ def blockscale_waves(
     tiles_n = gl.cdiv(N, BLOCK_SIZE_N)
     work = TileSchedule(parts_ptr, counters_ptr, M, N, tiles_m, tiles_n, blocks, programs, group_m, whole, splits)
     own = WholeTiles(M, N, tiles_m, tiles_n, blocks, programs, group_m, whole if SPLIT_K == "halves" else None)
-    BY_TMA: gl.constexpr = READING != "strided"
     FILLERS: gl.constexpr = 2 if READING == "strided" else 1
     bare = Ring(x_ring, w_ring, None, stage, full, empty, ready)  # for a loader that does not copy scales
     gl.warp_specialize([
@@ -130,7 +129,9 @@ def blockscale_waves(
         (math_warpgroup,
          (wave_partition(1, BLOCK_SIZE_M, BLOCK_SIZE_N, 8), out, w_scale_ptr, w_scale_stride,
           ring, handover, own, SCALE_BLOCK, STAGES, BOXES)),
-        (producer_warp, (x, w, scales, scale_stride, ring, work, BLOCK_SIZE_N, SPLIT_K)) if BY_TMA else
+        (producer_warp,
+         (x, w, scales, scale_row_stride if BOXES else scale_stride, ring, work, BLOCK_SIZE_N,
+          SPLIT_K)) if FILLERS == 1 else
         (producer_warp, (x, w, None, 0, bare, work, BLOCK_SIZE_N, SPLIT_K)),
         (init_and_store_warp,
          (wave_partition(0, BLOCK_SIZE_M, BLOCK_SIZE_N, 8), wave_partition(1, BLOCK_SIZE_M, BLOCK_SIZE_N, 8), out,

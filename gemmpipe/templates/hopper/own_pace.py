@@ -59,7 +59,7 @@ def allocate(x, BLOCK_SIZE_M: gl.constexpr, BLOCK_SIZE_N: gl.constexpr, STAGES: 
     LENGTH: gl.constexpr = line_bytes() // 4
     LINES: gl.constexpr = X_BYTES // line_bytes() + scale_lines(BLOCK_SIZE_M, STAGES)
     FLAT: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=1)
-    ROWS: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=2)
+    ROWS: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
     BARRIERS: gl.constexpr = mbarrier.MBarrierLayout()
     everything = gl.allocate_shared_memory(x.dtype, [BYTES // 1024, 8, 128], x.layout)
     x_ring = view_as_ring(everything, STAGES, BLOCK_SIZE_M)
