@@ -1,7 +1,7 @@
 """The block-scaled product on Hopper with each warpgroup at its own pace, in tiles of 128 and 256 rows.
 
 As _hopper_kernel.py; a warpgroup has one or two waves of 64 rows (gemmpipe/templates/hopper/waves.py), one product at a
-time (gemmpipe/templates/hopper/own_pace.py), and row-major scales of x, where four are contiguous, are copied in boxes (pipeline.py).
+time (gemmpipe/templates/hopper/own_pace.py), and row-major scales of x, where four are contiguous, are copied in boxes (gemmpipe/templates/hopper/scales.py).
 Programs are persistent. Written in Gluon, which has no interpreter.
 """
 
@@ -12,8 +12,8 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 from gemmpipe.kernels.a8w8_blockscale._hopper_kernel import WeightScales
 from gemmpipe.templates.hopper.epilogue import cluster_arrive
 from gemmpipe.templates.hopper.own_pace import allocate, first_row_of_w, init_warp, multiply_at_own_pace
-from gemmpipe.templates.hopper.pipeline import Ring, gdc_wait, producer_warp, scale_boxes
-from gemmpipe.templates.hopper.scales import scale_producer_warps
+from gemmpipe.templates.hopper.pipeline import Ring, gdc_wait, producer_warp
+from gemmpipe.templates.hopper.scales import box_warp, scale_boxes, scale_producer_warps
 from gemmpipe.templates.hopper.store_warp import stage_share, stages_all, store_warp
 from gemmpipe.templates.hopper.tile_scheduler import TileSchedule
 from gemmpipe.templates.hopper.waves import (
@@ -82,15 +82,15 @@ def init_and_store_warp(
     first, second, out, handover, work, ring, check, STAGES: gl.constexpr, SPLIT_K: gl.constexpr,
     FILLERS: gl.constexpr,
 ):  # fmt: skip
-    """Initialises the barriers, then stores the shares of warpgroup `first`; of `second` too if no other warps do."""
+    """Initialises the barriers, then stores the shares of warpgroup `first`, and of `second` unless it is None."""
     init_warp(ring, check, first.BLOCK_SIZE_M, STAGES, SPLIT_K, FILLERS)
     if stages_all(first, ring.stage):
-        store_warp(first, None if FILLERS == 1 else second, out, ring.stage, handover, work)
+        store_warp(first, second, out, ring.stage, handover, work)
 
 
 @gluon.jit
-def second_store_warps(second, out, handover, work, ring, SPLIT_K: gl.constexpr):
-    """Two warps for the shares of warpgroup `second`."""
+def second_store_warp(second, out, handover, work, ring, SPLIT_K: gl.constexpr):
+    """The store warp for the shares of warpgroup `second`."""
     if stages_all(second, ring.stage):
         mbarrier.wait(ring.ready, 0)
         store_warp(second, None, out, ring.stage, handover, work)
@@ -120,24 +120,37 @@ def blockscale_waves(
     tiles_n = gl.cdiv(N, BLOCK_SIZE_N)
     work = TileSchedule(parts_ptr, counters_ptr, M, N, tiles_m, tiles_n, blocks, programs, group_m, whole, splits)
     own = WholeTiles(M, N, tiles_m, tiles_n, blocks, programs, group_m, whole if SPLIT_K == "halves" else None)
-    FILLERS: gl.constexpr = 2 if READING == "strided" else 1
     bare = Ring(x_ring, w_ring, None, stage, full, empty, ready)  # for a loader that does not copy scales
-    gl.warp_specialize([
-        (math_warpgroup,
-         (wave_partition(0, BLOCK_SIZE_M, BLOCK_SIZE_N, 8), out, w_scale_ptr, w_scale_stride,
-          ring, handover, own, SCALE_BLOCK, STAGES, BOXES)),
-        (math_warpgroup,
-         (wave_partition(1, BLOCK_SIZE_M, BLOCK_SIZE_N, 8), out, w_scale_ptr, w_scale_stride,
-          ring, handover, own, SCALE_BLOCK, STAGES, BOXES)),
-        (producer_warp,
-         (x, w, scales, scale_row_stride if BOXES else scale_stride, ring, work, BLOCK_SIZE_N,
-          SPLIT_K)) if FILLERS == 1 else
-        (producer_warp, (x, w, None, 0, bare, work, BLOCK_SIZE_N, SPLIT_K)),
-        (init_and_store_warp,
-         (wave_partition(0, BLOCK_SIZE_M, BLOCK_SIZE_N, 8), wave_partition(1, BLOCK_SIZE_M, BLOCK_SIZE_N, 8), out,
-          handover, own, ring, check, STAGES, SPLIT_K, FILLERS)),
-        (scale_producer_warps, (scales, scale_row_stride, scale_stride, ring, work, BLOCK_SIZE_N, False, SPLIT_K))
-        if FILLERS == 2 else
-        (second_store_warps,
-         (wave_partition(1, BLOCK_SIZE_M, BLOCK_SIZE_N, 8), out, handover, own, ring, SPLIT_K)),
-    ], [4, 1, 1, 2], [REGISTERS, LOADER_REGISTERS, LOADER_REGISTERS, LOADER_REGISTERS])  # fmt: skip
+    if READING == "strided":
+        gl.warp_specialize([
+            (math_warpgroup,
+             (wave_partition(0, BLOCK_SIZE_M, BLOCK_SIZE_N, 8), out, w_scale_ptr, w_scale_stride, ring, handover, own,
+              SCALE_BLOCK, STAGES, BOXES)),
+            (math_warpgroup,
+             (wave_partition(1, BLOCK_SIZE_M, BLOCK_SIZE_N, 8), out, w_scale_ptr, w_scale_stride, ring, handover, own,
+              SCALE_BLOCK, STAGES, BOXES)),
+            (producer_warp, (x, w, None, 0, bare, work, BLOCK_SIZE_N, SPLIT_K)),
+            (init_and_store_warp,
+             (wave_partition(0, BLOCK_SIZE_M, BLOCK_SIZE_N, 8), wave_partition(1, BLOCK_SIZE_M, BLOCK_SIZE_N, 8), out,
+              handover, own, ring, check, STAGES, SPLIT_K, 2)),
+            (scale_producer_warps, (scales, scale_row_stride, scale_stride, ring, work, BLOCK_SIZE_N, False, SPLIT_K)),
+        ], [4, 1, 1, 2], [REGISTERS, LOADER_REGISTERS, LOADER_REGISTERS, LOADER_REGISTERS])  # fmt: skip
+    else:
+        gl.warp_specialize([
+            (math_warpgroup,
+             (wave_partition(0, BLOCK_SIZE_M, BLOCK_SIZE_N, 8), out, w_scale_ptr, w_scale_stride, ring, handover, own,
+              SCALE_BLOCK, STAGES, BOXES)),
+            (math_warpgroup,
+             (wave_partition(1, BLOCK_SIZE_M, BLOCK_SIZE_N, 8), out, w_scale_ptr, w_scale_stride, ring, handover, own,
+              SCALE_BLOCK, STAGES, BOXES)),
+            (producer_warp, (x, w, None, 0, bare, work, BLOCK_SIZE_N, SPLIT_K)) if BOXES else
+            (producer_warp, (x, w, scales, scale_stride, ring, work, BLOCK_SIZE_N, SPLIT_K)),
+            (init_and_store_warp,
+             (wave_partition(0, BLOCK_SIZE_M, BLOCK_SIZE_N, 8), None, out, handover, own, ring, check, STAGES, SPLIT_K,
+              2 if BOXES else 1)),
+            (second_store_warp,
+             (wave_partition(1, BLOCK_SIZE_M, BLOCK_SIZE_N, 8), out, handover, own, ring, SPLIT_K)),
+            (box_warp, (scales, scale_row_stride, ring, work, BLOCK_SIZE_N, SPLIT_K)) if BOXES else
+            (cluster_arrive, (SPLIT_K,)),
+        ], [4, 1, 1, 1, 1],
+           [REGISTERS, LOADER_REGISTERS, LOADER_REGISTERS, LOADER_REGISTERS, LOADER_REGISTERS])  # fmt: skip

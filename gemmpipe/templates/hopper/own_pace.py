@@ -19,7 +19,7 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 
 from gemmpipe.templates.hopper.epilogue import cluster_arrive
 from gemmpipe.templates.hopper.gluon_compat import view_as, view_as_ring, view_as_row
-from gemmpipe.templates.hopper.pipeline import scale_boxes
+from gemmpipe.templates.hopper.scales import scale_boxes
 from gemmpipe.templates.hopper.waves import wave_count
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def,assignment"

@@ -9,11 +9,10 @@ from typing import NamedTuple
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 
 from gemmpipe.templates.hopper.epilogue import cluster_arrive
-from gemmpipe.templates.hopper.gluon_compat import copy_to_shared, tma_load, view_as_box
+from gemmpipe.templates.hopper.gluon_compat import tma_load, view_as_box
 from gemmpipe.templates.hopper.tile_scheduler import tile_coord, work_tile_count
 
 
@@ -22,7 +21,7 @@ class Ring(NamedTuple):
 
     x [slots, BLOCK_SIZE_M, BLOCK_SIZE_K]; w [slots, BLOCK_SIZE_N, BLOCK_SIZE_K], or several buffers per slot of the
     same total size (see allocate_w_ring, wgmma_any_n.allocate_rings); scales of x's rows [slots, BLOCK_SIZE_M], with
-    further places before them or not, or [boxes, BLOCK_SIZE_M, 4] (own_pace.py), or None. A warpgroup's tiles are stored through stage [2, 64, columns], or None. full, empty, ready: allocate_barriers.
+    further places before them or not, or [boxes, BLOCK_SIZE_M, 4] (scales.py), or None. A warpgroup's tiles are stored through stage [2, 64, columns], or None. full, empty, ready: allocate_barriers.
     """
 
     x: gl.shared_memory_descriptor
@@ -181,49 +180,18 @@ def load_x(x, place, row, k, M, bar):
             tma_load(x, [i * ROWS, k], bar, place.slice(i * ROWS, ROWS), pred=i * ROWS < M)
 
 
-@gluon.constexpr_function
-def scale_boxes(stages):
-    """Boxes [rows, 4] of x's scales: when a box's first slot is empty, all slots that used the box are released."""
-    return (stages + 3 + 3) // 4
-
-
-@gluon.jit
-def copy_box(scales, row_stride, box, row, k, M, bar):
-    """Start the copy of scales [rows, 4] of x's rows from `row` on, K blocks from k on, by the threads of a warp.
-
-    `bar` completes no phase before: its pending arrivals are one more a thread until then. Not by TMA, which is slower
-    if a box's rows have 16 bytes (docs/results/kernel_experiments.md). scales: a pointer to those of row 0; row_stride:
-    in fours. k: a multiple of four. Rows beyond M have those of the last.
-    """
-    FOUR: gl.constexpr = gl.BlockedLayout([1, 4], [32, 1], [1, 1], [1, 0])
-    # Computed for each box, not once a tile, and within it in 32 bits: the warp has 24 registers.
-    last: gl.constexpr = "sub.s32 $0, $1, $2;"
-    inside = gl.inline_asm_elementwise(last, "=r,r,r", [M - 1, row], dtype=gl.int32, is_pure=False, pack=1)
-    first = scales + (row.to(gl.int64) * row_stride * 4 + k // 4 * 4)
-    rows = gl.minimum(gl.arange(0, box.shape[0], gl.SliceLayout(1, FOUR)), inside)
-    places = (rows * (row_stride * 4)).expand_dims(1)
-    copy_to_shared(box, first + (places + gl.arange(0, 4, gl.SliceLayout(0, FOUR)).expand_dims(0)))
-    async_copy.mbarrier_arrive(bar)
-
-
 @gluon.jit
 def producer_warp(
     x, w, scales, scale_stride, ring, work, BLOCK_SIZE_N: gl.constexpr, SPLIT_K: gl.constexpr
 ):  # fmt: skip
-    """The loader warp: copies x, w and x's scales (or None) of each work tile and K block into the next empty slot.
-
-    scales: a descriptor; if the ring has boxes for them, a pointer, see copy_box. Tiles have whole boxes then.
-    """
+    """The loader warp: copies x, w and x's scales (or None) of each work tile and K block into the next empty slot."""
     BLOCK_SIZE_M: gl.constexpr = ring.x.shape[1]
     BLOCK_SIZE_K: gl.constexpr = ring.x.shape[2]
     W_BYTES: gl.constexpr = BLOCK_SIZE_N * BLOCK_SIZE_K * w.dtype.primitive_bitwidth // 8
-    BOXES: gl.constexpr = ring.scales is not None and len(ring.scales.shape) == 3
-    SCALE_BYTES: gl.constexpr = 0 if ring.scales is None or BOXES else BLOCK_SIZE_M * 4
-    COUNT: gl.constexpr = scale_boxes(ring.x.shape[0]) if BOXES else ring.x.shape[0]
-    FIRST: gl.constexpr = 0 if ring.scales is None else ring.scales.shape[0] - COUNT
+    SCALE_BYTES: gl.constexpr = 0 if ring.scales is None else BLOCK_SIZE_M * 4
+    FIRST: gl.constexpr = 0 if ring.scales is None else ring.scales.shape[0] - ring.x.shape[0]
     slot = 0
     phase = 1
-    box = 0
     for work_id in range(gl.program_id(0), work_tile_count(work), work.programs):
         # Not carried over from the previous tile: Triton 3.6 drops `begin` and `end` from what is carried, and splits
         # of other lengths hang. The waits that only the first iteration needs are in the loop for the same reason.
@@ -234,15 +202,11 @@ def producer_warp(
         for k in range(place.begin, place.end):
             mbarrier.wait(ring.empty.index(slot), phase)
             bar = ring.full.index(slot)
-            if BOXES:
-                if k % 4 == 0:
-                    copy_box(scales, scale_stride, ring.scales.index(FIRST + box), row, k, work.M, bar)
-                    box = gl.where(box == COUNT - 1, 0, box + 1)
             expect_slot(bar, x, work.M, W_BYTES + SCALE_BYTES, BLOCK_SIZE_M, BLOCK_SIZE_K)
             # w first: it comes from memory, x mostly from L2.
             load_w(w, ring, slot, place.column, k * BLOCK_SIZE_K, bar, BLOCK_SIZE_N)
             load_x(x, ring.x.index(slot), row, k * BLOCK_SIZE_K, work.M, bar)
-            if SCALE_BYTES > 0:
+            if ring.scales is not None:
                 tma_load(scales, [k * scale_stride + row], bar, ring.scales.index(FIRST + slot))
             slot, phase = advance(slot, phase, ring.x.shape[0])
     cluster_arrive(SPLIT_K)

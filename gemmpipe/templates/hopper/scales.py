@@ -25,10 +25,11 @@ read.
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from gemmpipe.templates.hopper.epilogue import cluster_arrive
-from gemmpipe.templates.hopper.gluon_compat import cta_barrier
+from gemmpipe.templates.hopper.gluon_compat import copy_to_shared, cta_barrier
 from gemmpipe.templates.hopper.pipeline import advance, gdc_wait
 from gemmpipe.templates.hopper.tile_scheduler import tile_coord, work_tile_count
 
@@ -98,3 +99,56 @@ def load_four_blocks(ptrs, inside, block_stride, k, FOURS: gl.constexpr, begin, 
             at = ptrs + (k + i).to(gl.int64) * block_stride
             four += (gl.load(at, mask=held, other=0.0),)
     return four
+
+
+@gluon.constexpr_function
+def scale_boxes(stages):
+    """Boxes [rows, 4] of x's scales: when a box's first slot is empty, all slots that used the box are released."""
+    return (stages + 3 + 3) // 4
+
+
+@gluon.jit
+def box_warp(scales, row_stride, ring, work, BLOCK_SIZE_N: gl.constexpr, SPLIT_K: gl.constexpr):
+    """One warp that copies row-major scales: a box with four K blocks of all rows for every fourth slot.
+
+    scales: a pointer to the scale of row 0, K block 0; row_stride: in fours. Tiles have a multiple of four K blocks.
+    """
+    BLOCK_SIZE_M: gl.constexpr = ring.x.shape[1]
+    SLOTS: gl.constexpr = ring.x.shape[0]
+    BOXES: gl.constexpr = scale_boxes(SLOTS)
+    FIRST: gl.constexpr = ring.scales.shape[0] - BOXES
+    slot = 0
+    phase = 1
+    box = 0
+    for work_id in range(gl.program_id(0), work_tile_count(work), work.programs):
+        coord = tile_coord(work, work_id, BLOCK_SIZE_M, BLOCK_SIZE_N, 0, 0, SPLIT_K == "halves")
+        mbarrier.wait(ring.ready, 0)
+        row = gdc_wait(coord.row)  # the previous kernel may have written the scales
+        for k in range(coord.begin, coord.end):
+            mbarrier.wait(ring.empty.index(slot), phase)
+            bar = ring.full.index(slot)
+            if k % 4 == 0:
+                copy_box(scales, row_stride, ring.scales.index(FIRST + box), row, k, work.M, bar)
+                box = gl.where(box == BOXES - 1, 0, box + 1)
+                cta_barrier()  # after the other threads' additional arrivals
+            mbarrier.arrive(bar, count=1)
+            slot, phase = advance(slot, phase, SLOTS)
+    cluster_arrive(SPLIT_K)
+
+
+@gluon.jit
+def copy_box(scales, row_stride, box, row, k, M, bar):
+    """Start the copy of scales [rows, 4] of x's rows from `row` on, K blocks from k on, by the threads of a warp.
+
+    Until then `bar` has one pending arrival more for each thread. k: a multiple of four. Rows beyond M have the scales
+    of the last.
+    """
+    FOUR: gl.constexpr = gl.BlockedLayout([1, 4], [32, 1], [1, 1], [1, 0])
+    # Computed for each box, not once a tile, and within it in 32 bits: the warp has 24 registers.
+    last: gl.constexpr = "sub.s32 $0, $1, $2;"
+    inside = gl.inline_asm_elementwise(last, "=r,r,r", [M - 1, row], dtype=gl.int32, is_pure=False, pack=1)
+    first = scales + (row.to(gl.int64) * row_stride * 4 + k // 4 * 4)
+    rows = gl.minimum(gl.arange(0, box.shape[0], gl.SliceLayout(1, FOUR)), inside)
+    places = (rows * (row_stride * 4)).expand_dims(1)
+    copy_to_shared(box, first + (places + gl.arange(0, 4, gl.SliceLayout(0, FOUR)).expand_dims(0)))
+    async_copy.mbarrier_arrive(bar)
