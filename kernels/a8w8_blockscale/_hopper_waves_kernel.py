@@ -13,7 +13,7 @@ from gemmpipe.kernels.a8w8_blockscale._hopper_kernel import WeightScales
 from gemmpipe.templates.hopper.epilogue import cluster_arrive
 from gemmpipe.templates.hopper.own_pace import allocate, first_row_of_w, init_warp, multiply_at_own_pace
 from gemmpipe.templates.hopper.pipeline import Ring, gdc_wait, producer_warp
-from gemmpipe.templates.hopper.scales import box_warp, scale_boxes, scale_producer_warps
+from gemmpipe.templates.hopper.scales import box_warp, scale_producer_warps
 from gemmpipe.templates.hopper.store_warp import stage_share, stages_all, store_warp
 from gemmpipe.templates.hopper.tile_scheduler import TileSchedule
 from gemmpipe.templates.hopper.waves import (
@@ -65,7 +65,7 @@ def math_warpgroup(
             STAGES, SCALE_BLOCK,
         )  # fmt: skip
         if BOXES:
-            box = (box + work.blocks // 4) % scale_boxes(STAGES)
+            box += work.blocks // 4
         first = row + wg.ROW
         if half is not None:
             first += 64 * half.second
@@ -111,7 +111,9 @@ def blockscale_waves(
     after `whole` ones is two work tiles of one wave (`splits` is two).
     """
     BOXES: gl.constexpr = READING == "boxes"
-    x_ring, w_ring, scale_ring, full, empty, handover, check = allocate(x, BLOCK_SIZE_M, BLOCK_SIZE_N, STAGES, BOXES)
+    x_ring, w_ring, scale_ring, full, empty, handover, boxed, check = allocate(
+        x, BLOCK_SIZE_M, BLOCK_SIZE_N, STAGES, BOXES
+    )
     stage = gl.allocate_shared_memory(out.dtype, [2 * BUFFERS, 64, out.block_type.shape[1]], out.layout)
     ready = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     mbarrier.init(ready, count=1)
@@ -147,10 +149,10 @@ def blockscale_waves(
             (producer_warp, (x, w, scales, scale_stride, ring, work, BLOCK_SIZE_N, SPLIT_K)),
             (init_and_store_warp,
              (wave_partition(0, BLOCK_SIZE_M, BLOCK_SIZE_N, 8), None, out, handover, own, ring, check, STAGES, SPLIT_K,
-              2 if BOXES else 1)),
+              1)),
             (second_store_warp,
              (wave_partition(1, BLOCK_SIZE_M, BLOCK_SIZE_N, 8), out, handover, own, ring, SPLIT_K)),
-            (box_warp, (scales, scale_row_stride, ring, work, BLOCK_SIZE_N, SPLIT_K)) if BOXES else
+            (box_warp, (scales, scale_row_stride, ring, boxed, work, BLOCK_SIZE_N, SPLIT_K)) if BOXES else
             (cluster_arrive, (SPLIT_K,)),
         ], [4, 1, 1, 1, 1],
            [REGISTERS, LOADER_REGISTERS, LOADER_REGISTERS, LOADER_REGISTERS, LOADER_REGISTERS])  # fmt: skip

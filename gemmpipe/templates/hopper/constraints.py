@@ -183,7 +183,7 @@ def _ring_bytes(knobs: Knobs) -> int:
     m, n, stages = (int_knob(knobs, name) for name in ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "num_stages"))
     control = stages * 4 * m + 1024
     if in_waves(knobs):
-        control = ceil_div((stages + 6) // 4 * 16 * m + 1536, 1024) * 1024
+        control = ceil_div(max(8, stages) * 4 * m + 1536, 1024) * 1024
         control += 256  # a barrier, and Triton's record of the roles
     return stages * (m + n) * SLOT_ROW_BYTES + control
 

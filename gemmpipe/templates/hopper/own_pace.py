@@ -6,8 +6,7 @@ barrier and before each arrival (docs/explanation/kernels.md). Here every warp w
 tested before the additions that lead to it, w's scales are loaded a K block ahead, and the loop has a copy for each
 place that an edge between two blocks of w's scales can have in a tile.
 
-x's scales come with the slots, a column of each slot's K block, or in boxes: a row of four K blocks for each row of x,
-copied with the slot of the first of them.
+x's scales come with the slots, a column of each slot's K block, or in boxes of four K blocks (scales.py).
 
 The instructions need addresses, which Gluon does not expose: slots, x's scales and barriers are one allocation at the
 beginning of the program's shared memory (`allocate`), as in wgmma_any_n.py. Written in Gluon, which has no interpreter.
@@ -19,7 +18,6 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 
 from gemmpipe.templates.hopper.epilogue import cluster_arrive
 from gemmpipe.templates.hopper.gluon_compat import view_as, view_as_ring, view_as_row
-from gemmpipe.templates.hopper.scales import scale_boxes
 from gemmpipe.templates.hopper.waves import wave_count
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def,assignment"
@@ -33,8 +31,8 @@ def line_bytes():
 
 @gluon.constexpr_function
 def scale_lines(block_m, stages):
-    """Lines that x's scales take: in boxes, which are more than the slots' columns."""
-    return scale_boxes(stages) * block_m * 16 // line_bytes()
+    """Lines that x's scales take: those of two boxes, or of the slots' columns if they are more."""
+    return max(8, stages) * block_m * 4 // line_bytes()
 
 
 @gluon.constexpr_function
@@ -48,11 +46,11 @@ def control_bytes(block_m, stages):
 
 @gluon.jit
 def allocate(x, BLOCK_SIZE_M: gl.constexpr, BLOCK_SIZE_N: gl.constexpr, STAGES: gl.constexpr, BOXES: gl.constexpr):
-    """(x's slots, w's slots, x's scales, full, empty, handover, a line for init_warp): views of one allocation.
+    """(x's slots, w's slots, x's scales, full, empty, handover, boxed, a line for init_warp): views of one allocation.
 
     It is the largest, which Triton places first. w's view is all of it, in buffers of eight rows, with its slots last;
-    that of the scales ends with them: boxes [rows, 4] with BOXES, else a column [rows] for each slot. handover: all
-    barriers of a line, of which the last four are store_warp.py's.
+    that of the scales ends with them: boxes [rows, 4] with BOXES, else a column [rows] for each slot. handover, boxed:
+    all barriers of a line, of which the last four are store_warp.py's or box_warp's.
     """
     X_BYTES: gl.constexpr = STAGES * BLOCK_SIZE_M * 128
     BYTES: gl.constexpr = X_BYTES + control_bytes(BLOCK_SIZE_M, STAGES) + STAGES * BLOCK_SIZE_N * 128
@@ -64,14 +62,15 @@ def allocate(x, BLOCK_SIZE_M: gl.constexpr, BLOCK_SIZE_N: gl.constexpr, STAGES: 
     everything = gl.allocate_shared_memory(x.dtype, [BYTES // 1024, 8, 128], x.layout)
     x_ring = view_as_ring(everything, STAGES, BLOCK_SIZE_M)
     if BOXES:
-        scales = view_as(everything, gl.float32, [8 * STAGES + scale_boxes(STAGES), BLOCK_SIZE_M, 4], ROWS)
+        scales = view_as(everything, gl.float32, [8 * STAGES + 2, BLOCK_SIZE_M, 4], ROWS)
     else:
         scales = view_as(everything, gl.float32, [32 * STAGES + STAGES, BLOCK_SIZE_M], FLAT)
     lines = view_as(everything, gl.float32, [LINES + 3, LENGTH], FLAT)
     full = view_as(lines.index(LINES), gl.int64, [STAGES, 1], BARRIERS)
     empty = view_as(lines.index(LINES + 1), gl.int64, [STAGES, 1], BARRIERS)
     handover = view_as(lines.index(LINES), gl.int64, [LENGTH // 2, 1], BARRIERS)
-    return x_ring, everything, scales, full, empty, handover, view_as_row(lines.index(LINES + 2), 32)
+    boxed = view_as(lines.index(LINES + 1), gl.int64, [LENGTH // 2, 1], BARRIERS)
+    return x_ring, everything, scales, full, empty, handover, boxed, view_as_row(lines.index(LINES + 2), 32)
 
 
 @gluon.constexpr_function
@@ -83,8 +82,10 @@ def _init_asm(block_m, stages, fillers):
         f" @p mbarrier.init.shared::cta.b64 [at + {first + line_bytes() + 8 * i}], 8;"
         for i in range(stages)
     ]
-    handover = range(first + line_bytes() - 4 * 8, first + line_bytes(), 8)
-    inits += [f"@p mbarrier.init.shared::cta.b64 [at + {place}], 1;" for place in handover]
+    for line, counts in ((first, (1, 1, 1, 1)), (first + line_bytes(), (1, 1, 8, 8))):  # handover, boxed
+        places = range(line + line_bytes() - 4 * 8, line + line_bytes(), 8)
+        pairs = zip(places, counts, strict=True)
+        inits += [f"@p mbarrier.init.shared::cta.b64 [at + {place}], {count};" for place, count in pairs]
     begin = ".reg .pred p; .reg .b32 at; mov.u32 at, %laneid; setp.eq.u32 p, at, 0; mov.u32 at, global_smem;"
     return f"{{ {begin} {' '.join(inits)} mov.u32 $0, 0; }}"
 
@@ -177,23 +178,26 @@ def _slot_addresses(block_m, block_n, boxes):
 
 
 @gluon.constexpr_function
-def _box_address(columns, block_m):
-    """PTX: the address of the thread's scales of an iteration, `share` such shares of boxes after the first."""
-    if unrolled(columns) == 4:
-        return f"mad.lo.u32 scales, share, {16 * block_m}, first_scales;"
+def _box_addresses(columns, block_m):
+    """PTX: the thread's scales of an iteration, and the barrier and phase of their box.
+
+    `share` counts iterations, those of a box first: with two for a box its lowest bits are the half, the box, the phase.
+    """
+    halves = 4 // unrolled(columns) - 1
     return (
-        f"shr.u32 at, share, 1; mad.lo.u32 scales, at, {16 * block_m}, first_scales;"
-        " and.b32 at, share, 1; mad.lo.u32 scales, at, 8, scales;"
+        f"bfe.u32 at, share, {halves}, 1; bfe.u32 box_phase, share, {halves + 1}, 1;"
+        f" mad.lo.u32 scales, at, {16 * block_m}, first_scales; mad.lo.u32 box_full, at, 8, box_fulls;"
+        f" {'and.b32 at, share, 1; mad.lo.u32 scales, at, 8, scales;' if halves else ''}"
     )
 
 
 @gluon.constexpr_function
-def _next_share(columns, block_m, stages):
-    """PTX: go on to the scales of the next iteration."""
-    shares = scale_boxes(stages) * 4 // unrolled(columns)
+def _next_share(columns, block_m):
+    """PTX: release a box after its last K block, and go on to the scales of the next iteration."""
+    last = "setp.eq.u32 p, 0, 0;" if unrolled(columns) == 4 else "and.b32 at, share, 1; setp.eq.u32 p, at, 1;"
     return (
-        f"add.u32 share, share, 1; setp.eq.u32 wrapped, share, {shares}; selp.b32 share, 0, share, wrapped;"
-        f" {_box_address(columns, block_m)}"
+        f"{last} and.pred p, p, leader; @p mbarrier.arrive.shared::cta.b64 _, [box_full + 16];"
+        f" add.u32 share, share, 1; {_box_addresses(columns, block_m)}"
     )
 
 
@@ -208,9 +212,16 @@ def _next_slot(block_m, block_n, stages, boxes):
 
 
 @gluon.constexpr_function
-def _wait():
-    """PTX: ready = whether the current slot is full; the test itself waits for a time that the hardware limits."""
-    return "mbarrier.try_wait.parity.shared::cta.b64 ready, [full], phase;"
+def _wait(box, when=""):
+    """PTX: ready = whether the current slot, and if `box` the box of x's scales, is full.
+
+    The test itself waits for a time that the hardware limits. when: a predicate for all instructions.
+    """
+    text = f"{when} mbarrier.try_wait.parity.shared::cta.b64 ready, [full], phase;"
+    if box:
+        text += f" {when} mbarrier.try_wait.parity.shared::cta.b64 boxed, [box_full], box_phase;"
+        text += f" {when} and.pred ready, ready, boxed;"
+    return text
 
 
 @gluon.constexpr_function
@@ -228,11 +239,11 @@ def _block(columns, waves, block_m, block_n, stages, low, boxes, i):
         body += [_scale_products(edges), "wgmma.wait_group.sync.aligned 0;"]
         if wave == waves - 1:
             body += [_next_slot(block_m, block_n, stages, boxes), "@leader mbarrier.arrive.shared::cta.b64 _, [freed];"]
-            body += [f"@more {_wait()}"]
-            body += [_next_share(columns, block_m, stages) if boxes and i == unrolled(columns) - 1 else ""]
+            last = boxes and i == unrolled(columns) - 1
+            body += [_next_share(columns, block_m) if last else "", _wait(last, "@more")]
         body += [_additions(columns, low, wave * columns // 2)]
     body += ["mov.f32 low, next_low;", "mov.f32 high, next_high;" if edges else "", "sub.s32 left, left, 1;"]
-    return " ".join(body), f"wait_{name}: {_wait()} @!ready bra.uni wait_{name}; bra.uni full_{name};"
+    return " ".join(body), f"wait_{name}: {_wait(boxes and i == 0)} @!ready bra.uni wait_{name}; bra.uni full_{name};"
 
 
 @gluon.constexpr_function
@@ -261,7 +272,8 @@ def _begin(sums, given, block_m, block_n, stages, row, edges, boxes):
             *(f"mov.b64 {name}, {operand};" for name, operand in wide),
             # From lane 0, so that ptxas knows that they are the same in a warp.
             *(f"shfl.sync.idx.b32 {name}, {operand}, 0, 31, -1;" for name, operand in whole),
-            f"mov.u32 at, global_smem; add.u32 fulls, at, {barriers}; add.u32 empties, fulls, {line_bytes()};",
+            f"mov.u32 at, global_smem; add.u32 fulls, at, {barriers}; add.u32 empties, fulls, {line_bytes()};"
+            f" add.u32 box_fulls, empties, {line_bytes() - 4 * 8};",
             # Not from %tid.x: with that ptxas computes a worker's addresses and descriptors for each thread.
             f"mad.lo.u32 first_scales, {given[8]}, {each}, at;"
             f" add.u32 first_scales, first_scales, {slots + each * row};",
@@ -272,8 +284,8 @@ def _begin(sums, given, block_m, block_n, stages, row, edges, boxes):
             "ld.global.f32 low, [lows];",
             "ld.global.f32 high, [highs];" if edges else "",
             _slot_addresses(block_m, block_n, boxes),
-            _box_address(block_n, block_m) if boxes else "",
-            _wait(),
+            _box_addresses(block_n, block_m) if boxes else "",
+            _wait(boxes),
         ]
     )
 
@@ -298,8 +310,9 @@ def loop_asm(columns, parts, block_m, block_n, stages, row, scale_block, boxes, 
     sums, width, lows = count * columns // 2, columns // 2 // parts, low_columns(columns, scale_block)
     given = [f"${sums + i * width}" for i in range(11)]
     registers = [
-        ".reg .pred p, ready, more, wrapped, leader;"
-        " .reg .b32 at, slot, phase, left, edge, share, full, empty, freed, scales, fulls, empties, first_scales;"
+        ".reg .pred p, ready, boxed, more, wrapped, leader;"
+        " .reg .b32 at, slot, phase, left, edge, full, empty, freed, scales, fulls, empties, first_scales;"
+        " .reg .b32 share, box_full, box_phase, box_fulls;"
         " .reg .b64 x, w, x_slot, w_slot, x_first, w_first, lows, highs, step;"
         f" .reg .f32 d<{columns // 2}>; .reg .f32 r0, r1, l0, l1, h0, h1, low, high, next_low, next_high;"
     ]
@@ -335,8 +348,8 @@ def multiply_at_own_pace(
     """The sums of a tile's K blocks, from this slot on; returns (slot, phase, sums).
 
     x_at, w_at: descriptors of this warpgroup's rows of x, and of all columns of w, in the first slots. low_ptr,
-    high_ptr: w's scales along K of the columns before `edge` and from there on. box: the box of x's scales with which
-    the tile begins, whose K blocks are a multiple of four, or None: the slots have them. half: a waves.Half, of which
+    high_ptr: w's scales along K of the columns before `edge` and from there on. box: boxes of x's scales before this
+    tile, whose K blocks are a multiple of four, or None: the slots have them. half: a waves.Half, of which
     a half tile has one wave, or None. blocks: at least 1.
     """
     PARTS: gl.constexpr = wave_count(wg.BLOCK_SIZE_M) * wg.PARTS

@@ -101,38 +101,29 @@ def load_four_blocks(ptrs, inside, block_stride, k, FOURS: gl.constexpr, begin, 
     return four
 
 
-@gluon.constexpr_function
-def scale_boxes(stages):
-    """Boxes [rows, 4] of x's scales: when a box's first slot is empty, all slots that used the box are released."""
-    return (stages + 3 + 3) // 4
-
-
 @gluon.jit
-def box_warp(scales, row_stride, ring, work, BLOCK_SIZE_N: gl.constexpr, SPLIT_K: gl.constexpr):
-    """One warp that copies row-major scales: a box with four K blocks of all rows for every fourth slot.
+def box_warp(scales, row_stride, ring, boxed, work, BLOCK_SIZE_N: gl.constexpr, SPLIT_K: gl.constexpr):
+    """One warp that copies row-major scales, in boxes of four K blocks: two boxes, each with two barriers of its own.
 
     scales: a pointer to the scale of row 0, K block 0; row_stride: in fours. Tiles have a multiple of four K blocks.
+    boxed: barriers, of which the last four are `full` and `empty` of the boxes.
     """
     BLOCK_SIZE_M: gl.constexpr = ring.x.shape[1]
-    SLOTS: gl.constexpr = ring.x.shape[0]
-    BOXES: gl.constexpr = scale_boxes(SLOTS)
-    FIRST: gl.constexpr = ring.scales.shape[0] - BOXES
-    slot = 0
-    phase = 1
+    PLACES: gl.constexpr = ring.scales.shape[0]
+    BARRIERS: gl.constexpr = boxed.shape[0]
     box = 0
+    phase = 1
     for work_id in range(gl.program_id(0), work_tile_count(work), work.programs):
         coord = tile_coord(work, work_id, BLOCK_SIZE_M, BLOCK_SIZE_N, 0, 0, SPLIT_K == "halves")
         mbarrier.wait(ring.ready, 0)
         row = gdc_wait(coord.row)  # the previous kernel may have written the scales
-        for k in range(coord.begin, coord.end):
-            mbarrier.wait(ring.empty.index(slot), phase)
-            bar = ring.full.index(slot)
-            if k % 4 == 0:
-                copy_box(scales, row_stride, ring.scales.index(FIRST + box), row, k, work.M, bar)
-                box = gl.where(box == BOXES - 1, 0, box + 1)
-                cta_barrier()  # after the other threads' additional arrivals
-            mbarrier.arrive(bar, count=1)
-            slot, phase = advance(slot, phase, SLOTS)
+        for k in range(coord.begin, coord.end, 4):
+            mbarrier.wait(boxed.index(BARRIERS - 2 + box), phase)
+            full = boxed.index(BARRIERS - 4 + box)
+            copy_box(scales, row_stride, ring.scales.index(PLACES - 2 + box), row, k, work.M, full)
+            cta_barrier()  # after the other threads' additional arrivals
+            mbarrier.arrive(full, count=1)
+            box, phase = advance(box, phase, 2)
     cluster_arrive(SPLIT_K)
 
 
