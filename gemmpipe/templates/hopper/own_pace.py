@@ -212,23 +212,23 @@ def _next_slot(block_m, block_n, stages, boxes):
 
 
 @gluon.constexpr_function
-def _wait(box, when=""):
-    """PTX: ready = whether the current slot, and if `box` the box of x's scales, is full.
+def _wait(when=""):
+    """PTX: ready = whether the current slot is full; the test itself waits for a time that the hardware limits."""
+    return f"{when} mbarrier.try_wait.parity.shared::cta.b64 ready, [full], phase;"
 
-    The test itself waits for a time that the hardware limits. when: a predicate for all instructions.
-    """
-    text = f"{when} mbarrier.try_wait.parity.shared::cta.b64 ready, [full], phase;"
-    if box:
-        text += f" {when} mbarrier.try_wait.parity.shared::cta.b64 boxed, [box_full], box_phase;"
-        text += f" {when} and.pred ready, ready, boxed;"
-    return text
+
+@gluon.constexpr_function
+def _wait_for_box(when=""):
+    """PTX: boxed = whether the current box of x's scales is full, as _wait."""
+    return f"{when} mbarrier.try_wait.parity.shared::cta.b64 boxed, [box_full], box_phase;"
 
 
 @gluon.constexpr_function
 def _block(columns, waves, block_m, block_n, stages, low, boxes, i):
     """PTX of K block i of an iteration: (the instructions if its slot is full by now, those that wait for it)."""
     edges, name, row, place = low < columns, f"{waves}_{low}_{i}", 16 if boxes else 4, 4 * i if boxes else 0
-    body = [f"@!ready bra.uni wait_{name};", f"full_{name}:", "setp.gt.s32 more, left, 1; selp.b64 step, 4, 0, more;"]
+    body = [f"@!ready bra.uni wait_{name};", f"@!boxed bra.uni wait_{name};" if boxes and i == 0 else ""]
+    body += [f"full_{name}:", "setp.gt.s32 more, left, 1; selp.b64 step, 4, 0, more;"]
     body += ["add.s64 lows, lows, step; add.s64 highs, highs, step;"]
     for wave in range(waves):
         first = 64 * row * wave + place
@@ -236,14 +236,20 @@ def _block(columns, waves, block_m, block_n, stages, low, boxes, i):
         body += [_product(columns, wave)]
         if wave == 0:
             body += ["ld.global.f32 next_low, [lows];", "ld.global.f32 next_high, [highs];" if edges else ""]
-        body += [_scale_products(edges), "wgmma.wait_group.sync.aligned 0;"]
-        if wave == waves - 1:
+        last = wave == waves - 1
+        body += [_scale_products(edges)]
+        if boxes and last and i == unrolled(columns) - 1:
+            # While the product runs: between two products of narrow tiles there is no time for it.
+            body += [_next_share(columns, block_m), _wait_for_box("@more")]
+        body += ["wgmma.wait_group.sync.aligned 0;"]
+        if last:
             body += [_next_slot(block_m, block_n, stages, boxes), "@leader mbarrier.arrive.shared::cta.b64 _, [freed];"]
-            last = boxes and i == unrolled(columns) - 1
-            body += [_next_share(columns, block_m) if last else "", _wait(last, "@more")]
+            body += [_wait("@more")]
         body += [_additions(columns, low, wave * columns // 2)]
     body += ["mov.f32 low, next_low;", "mov.f32 high, next_high;" if edges else "", "sub.s32 left, left, 1;"]
-    return " ".join(body), f"wait_{name}: {_wait(boxes and i == 0)} @!ready bra.uni wait_{name}; bra.uni full_{name};"
+    wait = f"wait_{name}: {_wait()} @!ready bra.uni wait_{name};"
+    wait += f" {_wait_for_box()} @!boxed bra.uni wait_{name};" if boxes and i == 0 else ""
+    return " ".join(body), f"{wait} bra.uni full_{name};"
 
 
 @gluon.constexpr_function
@@ -285,7 +291,8 @@ def _begin(sums, given, block_m, block_n, stages, row, edges, boxes):
             "ld.global.f32 high, [highs];" if edges else "",
             _slot_addresses(block_m, block_n, boxes),
             _box_addresses(block_n, block_m) if boxes else "",
-            _wait(boxes),
+            _wait_for_box() if boxes else "",
+            _wait(),
         ]
     )
 
