@@ -12,6 +12,8 @@ The instructions need addresses, which Gluon does not expose: slots, x's scales 
 beginning of the program's shared memory (`allocate`), as in wgmma_any_n.py. Written in Gluon, which has no interpreter.
 """
 
+from dataclasses import dataclass
+
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
@@ -30,39 +32,42 @@ def line_bytes():
 
 
 @gluon.constexpr_function
-def scale_lines(block_m, stages):
-    """Lines that x's scales take: those of two boxes, or of the slots' columns if they are more."""
-    return max(8, stages) * block_m * 4 // line_bytes()
+def scale_lines(block_m, stages, boxes):
+    """Lines that x's scales take: those of the boxes, or of the slots' columns if they are more."""
+    return max(4 * boxes, stages) * block_m * 4 // line_bytes()
 
 
 @gluon.constexpr_function
-def control_bytes(block_m, stages):
+def control_bytes(block_m, stages, boxes):
     """Bytes between the slots of x and of w: x's scales, a line for either group of barriers, and one for a check.
 
     A multiple of 1024, to which slots are aligned.
     """
-    return ((scale_lines(block_m, stages) + 3) * line_bytes() + 1023) // 1024 * 1024
+    return ((scale_lines(block_m, stages, boxes) + 3) * line_bytes() + 1023) // 1024 * 1024
 
 
 @gluon.jit
-def allocate(x, BLOCK_SIZE_M: gl.constexpr, BLOCK_SIZE_N: gl.constexpr, STAGES: gl.constexpr, BOXES: gl.constexpr):
+def allocate(
+    x, BLOCK_SIZE_M: gl.constexpr, BLOCK_SIZE_N: gl.constexpr, STAGES: gl.constexpr, BOXES: gl.constexpr,
+    IN_BOXES: gl.constexpr,
+):  # fmt: skip
     """(x's slots, w's slots, x's scales, full, empty, handover, boxed, a line for init_warp): views of one allocation.
 
     It is the largest, which Triton places first. w's view is all of it, in buffers of eight rows, with its slots last;
-    that of the scales ends with them: boxes [rows, 4] with BOXES, else a column [rows] for each slot. handover, boxed:
-    all barriers of a line, of which the last four are store_warp.py's or box_warp's.
+    that of the scales ends with them: BOXES boxes [rows, 4] with IN_BOXES, else a column [rows] for each slot. handover,
+    boxed: all barriers of a line, of which the last ones are store_warp.py's or box_warp's.
     """
     X_BYTES: gl.constexpr = STAGES * BLOCK_SIZE_M * 128
-    BYTES: gl.constexpr = X_BYTES + control_bytes(BLOCK_SIZE_M, STAGES) + STAGES * BLOCK_SIZE_N * 128
+    BYTES: gl.constexpr = X_BYTES + control_bytes(BLOCK_SIZE_M, STAGES, BOXES) + STAGES * BLOCK_SIZE_N * 128
     LENGTH: gl.constexpr = line_bytes() // 4
-    LINES: gl.constexpr = X_BYTES // line_bytes() + scale_lines(BLOCK_SIZE_M, STAGES)
+    LINES: gl.constexpr = X_BYTES // line_bytes() + scale_lines(BLOCK_SIZE_M, STAGES, BOXES)
     FLAT: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=1)
     ROWS: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
     BARRIERS: gl.constexpr = mbarrier.MBarrierLayout()
     everything = gl.allocate_shared_memory(x.dtype, [BYTES // 1024, 8, 128], x.layout)
     x_ring = view_as_ring(everything, STAGES, BLOCK_SIZE_M)
-    if BOXES:
-        scales = view_as(everything, gl.float32, [8 * STAGES + 2, BLOCK_SIZE_M, 4], ROWS)
+    if IN_BOXES:
+        scales = view_as(everything, gl.float32, [8 * STAGES + BOXES, BLOCK_SIZE_M, 4], ROWS)
     else:
         scales = view_as(everything, gl.float32, [32 * STAGES + STAGES, BLOCK_SIZE_M], FLAT)
     lines = view_as(everything, gl.float32, [LINES + 3, LENGTH], FLAT)
@@ -74,16 +79,16 @@ def allocate(x, BLOCK_SIZE_M: gl.constexpr, BLOCK_SIZE_N: gl.constexpr, STAGES: 
 
 
 @gluon.constexpr_function
-def _init_asm(block_m, stages, fillers):
+def _init_asm(block_m, stages, boxes, fillers):
     """PTX: one thread initialises the barriers; Triton synchronises a warp after each one, which takes 100 clocks."""
-    first = stages * block_m * 128 + scale_lines(block_m, stages) * line_bytes()
+    first = stages * block_m * 128 + scale_lines(block_m, stages, boxes) * line_bytes()
     inits = [
         f"@p mbarrier.init.shared::cta.b64 [at + {first + 8 * i}], {fillers};"
         f" @p mbarrier.init.shared::cta.b64 [at + {first + line_bytes() + 8 * i}], 8;"
         for i in range(stages)
     ]
-    for line, counts in ((first, (1, 1, 1, 1)), (first + line_bytes(), (1, 1, 8, 8))):  # handover, boxed
-        places = range(line + line_bytes() - 4 * 8, line + line_bytes(), 8)
+    for line, counts in ((first, [1] * 4), (first + line_bytes(), [1] * boxes + [8] * boxes)):  # handover, boxed
+        places = range(line + line_bytes() - len(counts) * 8, line + line_bytes(), 8)
         pairs = zip(places, counts, strict=True)
         inits += [f"@p mbarrier.init.shared::cta.b64 [at + {place}], {count};" for place, count in pairs]
     begin = ".reg .pred p; .reg .b32 at; mov.u32 at, %laneid; setp.eq.u32 p, at, 0; mov.u32 at, global_smem;"
@@ -91,9 +96,9 @@ def _init_asm(block_m, stages, fillers):
 
 
 @gluon.constexpr_function
-def _check_asm(block_m, stages):
+def _check_asm(block_m, stages, boxes):
     """PTX: trap unless the line of init_warp is where the instructions expect it."""
-    place = stages * block_m * 128 + (scale_lines(block_m, stages) + 2) * line_bytes()
+    place = stages * block_m * 128 + (scale_lines(block_m, stages, boxes) + 2) * line_bytes()
     return (
         "{ .reg .pred p; .reg .b32 a; bar.warp.sync -1; mov.u32 a, global_smem;"
         f" ld.shared.b32 a, [a + {place}]; setp.ne.s32 p, a, $1; @p trap; mov.u32 $0, a; }}"
@@ -102,15 +107,16 @@ def _check_asm(block_m, stages):
 
 @gluon.jit
 def init_warp(
-    ring, check, BLOCK_SIZE_M: gl.constexpr, STAGES: gl.constexpr, SPLIT_K: gl.constexpr, FILLERS: gl.constexpr
+    ring, check, BLOCK_SIZE_M: gl.constexpr, STAGES: gl.constexpr, BOXES: gl.constexpr, SPLIT_K: gl.constexpr,
+    FILLERS: gl.constexpr,
 ):
     """Initialises the barriers of slots that FILLERS roles fill and all eight math warps release.
 
     check: the line that `allocate` returns; where it is not at the expected address, neither is anything else: a trap.
     """
     TOKEN: gl.constexpr = 0x47454D4D
-    init: gl.constexpr = _init_asm(BLOCK_SIZE_M, STAGES, FILLERS)
-    trap: gl.constexpr = _check_asm(BLOCK_SIZE_M, STAGES)
+    init: gl.constexpr = _init_asm(BLOCK_SIZE_M, STAGES, BOXES, FILLERS)
+    trap: gl.constexpr = _check_asm(BLOCK_SIZE_M, STAGES, BOXES)
     gl.inline_asm_elementwise(init, "=r", [], dtype=gl.int32, is_pure=False, pack=1)
     fence_async_shared()
     mbarrier.arrive(ring.ready, count=1)
@@ -120,9 +126,20 @@ def init_warp(
 
 
 @gluon.constexpr_function
-def first_row_of_w(block_m, stages):
+def first_row_of_w(block_m, stages, boxes):
     """The row of the allocation with which w's slots begin."""
-    return stages * block_m + control_bytes(block_m, stages) // 128
+    return stages * block_m + control_bytes(block_m, stages, boxes) // 128
+
+
+@dataclass(frozen=True)
+class _Tile:
+    """What the loops of a tile are made for. boxes: reserved ones; in_boxes: whether x's scales are in them."""
+
+    block_m: int
+    columns: int
+    stages: int
+    boxes: int
+    in_boxes: bool
 
 
 @gluon.constexpr_function
@@ -167,110 +184,109 @@ def _additions(columns, low, first):
 
 
 @gluon.constexpr_function
-def _slot_addresses(block_m, block_n, boxes):
+def _slot_addresses(tile):
     """PTX: the addresses of a slot's barriers, of the thread's scales in it, and the descriptors of its x and w."""
     return (
         "mad.lo.u32 full, slot, 8, fulls; mad.lo.u32 empty, slot, 8, empties;"
-        f" {'' if boxes else f'mad.lo.u32 scales, slot, {4 * block_m}, first_scales;'}"
-        f" mul.wide.u32 x, slot, {8 * block_m}; add.s64 x_slot, x, x_first;"
-        f" mul.wide.u32 w, slot, {8 * block_n}; add.s64 w_slot, w, w_first;"
+        f" {'' if tile.in_boxes else f'mad.lo.u32 scales, slot, {4 * tile.block_m}, first_scales;'}"
+        f" mul.wide.u32 x, slot, {8 * tile.block_m}; add.s64 x_slot, x, x_first;"
+        f" mul.wide.u32 w, slot, {8 * tile.columns}; add.s64 w_slot, w, w_first;"
     )
 
 
 @gluon.constexpr_function
-def _box_addresses(columns, block_m):
+def _box_addresses(tile):
     """PTX: the thread's scales of an iteration, and the barrier and phase of their box.
 
-    `share` counts iterations, those of a box first: with two for a box its lowest bits are the half, the box, the phase.
+    `share` counts iterations: its lowest bits are the half of a box, if it has two iterations, the box, and its phase.
     """
-    halves = 4 // unrolled(columns) - 1
+    halves, bits = 4 // unrolled(tile.columns) - 1, tile.boxes.bit_length() - 1
     return (
-        f"bfe.u32 at, share, {halves}, 1; bfe.u32 box_phase, share, {halves + 1}, 1;"
-        f" mad.lo.u32 scales, at, {16 * block_m}, first_scales; mad.lo.u32 box_full, at, 8, box_fulls;"
+        f"bfe.u32 at, share, {halves}, {bits}; bfe.u32 box_phase, share, {halves + bits}, 1;"
+        f" mad.lo.u32 scales, at, {16 * tile.block_m}, first_scales; mad.lo.u32 box_full, at, 8, box_fulls;"
         f" {'and.b32 at, share, 1; mad.lo.u32 scales, at, 8, scales;' if halves else ''}"
     )
 
 
 @gluon.constexpr_function
-def _next_share(columns, block_m):
+def _next_share(tile):
     """PTX: release a box after its last K block, and go on to the scales of the next iteration."""
-    last = "setp.eq.u32 p, 0, 0;" if unrolled(columns) == 4 else "and.b32 at, share, 1; setp.eq.u32 p, at, 1;"
+    last = "setp.eq.u32 p, 0, 0;" if unrolled(tile.columns) == 4 else "and.b32 at, share, 1; setp.eq.u32 p, at, 1;"
     return (
-        f"{last} and.pred p, p, leader; @p mbarrier.arrive.shared::cta.b64 _, [box_full + 16];"
-        f" add.u32 share, share, 1; {_box_addresses(columns, block_m)}"
+        f"{last} and.pred p, p, leader; @p mbarrier.arrive.shared::cta.b64 _, [box_full + {8 * tile.boxes}];"
+        f" add.u32 share, share, 1; {_box_addresses(tile)}"
     )
 
 
 @gluon.constexpr_function
-def _next_slot(block_m, block_n, stages, boxes):
+def _next_slot(tile):
     """PTX: go on to the next slot; `freed` is the barrier of the one before."""
     return (
-        f"mov.b32 freed, empty; add.u32 slot, slot, 1; setp.eq.u32 wrapped, slot, {stages};"
+        f"mov.b32 freed, empty; add.u32 slot, slot, 1; setp.eq.u32 wrapped, slot, {tile.stages};"
         " selp.b32 slot, 0, slot, wrapped; selp.b32 at, 1, 0, wrapped; xor.b32 phase, phase, at;"
-        f" {_slot_addresses(block_m, block_n, boxes)}"
+        f" {_slot_addresses(tile)}"
     )
 
 
 @gluon.constexpr_function
-def _wait(when=""):
+def _wait():
     """PTX: ready = whether the current slot is full; the test itself waits for a time that the hardware limits."""
-    return f"{when} mbarrier.try_wait.parity.shared::cta.b64 ready, [full], phase;"
+    return "mbarrier.try_wait.parity.shared::cta.b64 ready, [full], phase;"
 
 
 @gluon.constexpr_function
-def _wait_for_box(when=""):
+def _wait_for_box():
     """PTX: boxed = whether the current box of x's scales is full, as _wait."""
-    return f"{when} mbarrier.try_wait.parity.shared::cta.b64 boxed, [box_full], box_phase;"
+    return "mbarrier.try_wait.parity.shared::cta.b64 boxed, [box_full], box_phase;"
 
 
 @gluon.constexpr_function
-def _block(columns, waves, block_m, block_n, stages, low, boxes, i):
+def _block(tile, waves, low, i):
     """PTX of K block i of an iteration: (the instructions if its slot is full by now, those that wait for it)."""
-    edges, name, row, place = low < columns, f"{waves}_{low}_{i}", 16 if boxes else 4, 4 * i if boxes else 0
-    body = [f"@!ready bra.uni wait_{name};", f"@!boxed bra.uni wait_{name};" if boxes and i == 0 else ""]
-    body += [f"full_{name}:", "setp.gt.s32 more, left, 1; selp.b64 step, 4, 0, more;"]
+    edges, name, begins = low < tile.columns, f"{waves}_{low}_{i}", tile.in_boxes and i == 0
+    row, place = (16, 4 * i) if tile.in_boxes else (4, 0)
+    body = [f"@!ready bra.uni wait_{name};", f"@!boxed bra.uni wait_{name};" if begins else "", f"full_{name}:"]
+    body += ["setp.gt.s32 more, left, 1; selp.b64 step, 4, 0, more;"]
     body += ["add.s64 lows, lows, step; add.s64 highs, highs, step;"]
     for wave in range(waves):
-        first = 64 * row * wave + place
+        first, last = 64 * row * wave + place, wave == waves - 1
         body += [f"ld.shared.f32 r0, [scales + {first}]; ld.shared.f32 r1, [scales + {first + 8 * row}];"]
-        body += [_product(columns, wave)]
+        body += [_product(tile.columns, wave)]
         if wave == 0:
             body += ["ld.global.f32 next_low, [lows];", "ld.global.f32 next_high, [highs];" if edges else ""]
-        last = wave == waves - 1
         body += [_scale_products(edges)]
-        if boxes and last and i == unrolled(columns) - 1:
+        if tile.in_boxes and last and i == unrolled(tile.columns) - 1:
             # While the product runs: between two products of narrow tiles there is no time for it.
-            body += [_next_share(columns, block_m), _wait_for_box("@more")]
+            body += [_next_share(tile), f"@more {_wait_for_box()}"]
         body += ["wgmma.wait_group.sync.aligned 0;"]
         if last:
-            body += [_next_slot(block_m, block_n, stages, boxes), "@leader mbarrier.arrive.shared::cta.b64 _, [freed];"]
-            body += [_wait("@more")]
-        body += [_additions(columns, low, wave * columns // 2)]
+            body += [_next_slot(tile), "@leader mbarrier.arrive.shared::cta.b64 _, [freed];", f"@more {_wait()}"]
+        body += [_additions(tile.columns, low, wave * tile.columns // 2)]
     body += ["mov.f32 low, next_low;", "mov.f32 high, next_high;" if edges else "", "sub.s32 left, left, 1;"]
     wait = f"wait_{name}: {_wait()} @!ready bra.uni wait_{name};"
-    wait += f" {_wait_for_box()} @!boxed bra.uni wait_{name};" if boxes and i == 0 else ""
+    wait += f" {_wait_for_box()} @!boxed bra.uni wait_{name};" if begins else ""
     return " ".join(body), f"{wait} bra.uni full_{name};"
 
 
 @gluon.constexpr_function
-def _loop(columns, waves, block_m, block_n, stages, low, boxes):
+def _loop(tile, waves, low):
     """PTX of the loop for so many waves and tiles with `low` columns before the edge, and that of its waits."""
-    body, waits, count = [f"next_{waves}_{low}:"], [], unrolled(columns)
+    body, waits, count = [f"next_{waves}_{low}:"], [], unrolled(tile.columns)
     for i in range(count):
-        block, wait = _block(columns, waves, block_m, block_n, stages, low, boxes, i)
+        block, wait = _block(tile, waves, low, i)
         body += [block, "@!more bra.uni done;" if i < count - 1 else ""]
         waits += [wait]
     return " ".join([*body, f"@more bra.uni next_{waves}_{low};"]), " ".join(waits)
 
 
 @gluon.constexpr_function
-def _begin(sums, given, block_m, block_n, stages, row, edges, boxes):
+def _begin(tile, sums, given, row, edges):
     """PTX before the loops: empty sums, and what the operands determine."""
-    slots = stages * block_m * 128
-    barriers = slots + scale_lines(block_m, stages) * line_bytes()
-    each = 16 if boxes else 4  # bytes of a row's scales
+    slots = tile.stages * tile.block_m * 128
+    barriers = slots + scale_lines(tile.block_m, tile.stages, tile.boxes) * line_bytes()
+    each = 16 if tile.in_boxes else 4  # bytes of a row's scales
     whole = list(zip(("slot", "phase", "left", "edge"), given[4:8], strict=True))
-    whole += [("share", given[9])] if boxes else []
+    whole += [("share", given[9])] if tile.in_boxes else []
     wide = zip(("x_first", "w_first", "lows", "highs"), given[:4], strict=True)
     return " ".join(
         [
@@ -278,8 +294,8 @@ def _begin(sums, given, block_m, block_n, stages, row, edges, boxes):
             *(f"mov.b64 {name}, {operand};" for name, operand in wide),
             # From lane 0, so that ptxas knows that they are the same in a warp.
             *(f"shfl.sync.idx.b32 {name}, {operand}, 0, 31, -1;" for name, operand in whole),
-            f"mov.u32 at, global_smem; add.u32 fulls, at, {barriers}; add.u32 empties, fulls, {line_bytes()};"
-            f" add.u32 box_fulls, empties, {line_bytes() - 4 * 8};",
+            f"mov.u32 at, global_smem; add.u32 fulls, at, {barriers}; add.u32 empties, fulls, {line_bytes()};",
+            f"add.u32 box_fulls, empties, {line_bytes() - 16 * tile.boxes};",
             # Not from %tid.x: with that ptxas computes a worker's addresses and descriptors for each thread.
             f"mad.lo.u32 first_scales, {given[8]}, {each}, at;"
             f" add.u32 first_scales, first_scales, {slots + each * row};",
@@ -289,31 +305,30 @@ def _begin(sums, given, block_m, block_n, stages, row, edges, boxes):
             f"shr.u32 at, {given[8]}, 8; cvt.u64.u32 step, at; add.s64 lows, lows, step; add.s64 highs, highs, step;",
             "ld.global.f32 low, [lows];",
             "ld.global.f32 high, [highs];" if edges else "",
-            _slot_addresses(block_m, block_n, boxes),
-            _box_addresses(block_n, block_m) if boxes else "",
-            _wait_for_box() if boxes else "",
+            _slot_addresses(tile),
+            f"{_box_addresses(tile)} {_wait_for_box()}" if tile.in_boxes else "",
             _wait(),
         ]
     )
 
 
 @gluon.constexpr_function
-def _loops(columns, waves, block_m, block_n, stages, scale_block, boxes):
+def _loops(tile, waves, scale_block):
     """PTX of the loops for so many waves, one of which a tile's edge between w's scales selects, and of their waits."""
-    lows, text, waits = low_columns(columns, scale_block), [], []
+    lows, text, waits = low_columns(tile.columns, scale_block), [], []
     for low in lows:
         skip = low != lows[-1]
         text += [f"setp.lt.s32 p, edge, {low}; @p bra.uni fewer_{waves}_{low};" if skip else ""]
-        loop, wait = _loop(columns, waves, block_m, block_n, stages, low, boxes)
+        loop, wait = _loop(tile, waves, low)
         text += [loop, "bra.uni done;", f"fewer_{waves}_{low}:" if skip else ""]
         waits += [wait]
     return text, waits
 
 
 @gluon.constexpr_function
-def loop_asm(columns, parts, block_m, block_n, stages, row, scale_block, boxes, halves):
+def loop_asm(columns, parts, block_m, stages, row, scale_block, boxes, in_boxes, halves):
     """PTX of the loops. Operands after the sums, as often as a part has registers: those of multiply_at_own_pace."""
-    count = wave_count(block_m)
+    tile, count = _Tile(block_m, columns, stages, boxes, in_boxes), wave_count(block_m)
     sums, width, lows = count * columns // 2, columns // 2 // parts, low_columns(columns, scale_block)
     given = [f"${sums + i * width}" for i in range(11)]
     registers = [
@@ -323,22 +338,22 @@ def loop_asm(columns, parts, block_m, block_n, stages, row, scale_block, boxes, 
         " .reg .b64 x, w, x_slot, w_slot, x_first, w_first, lows, highs, step;"
         f" .reg .f32 d<{columns // 2}>; .reg .f32 r0, r1, l0, l1, h0, h1, low, high, next_low, next_high;"
     ]
-    text = [*registers, _begin(sums, given, block_m, block_n, stages, row, lows[-1] < columns, boxes)]
+    text = [*registers, _begin(tile, sums, given, row, lows[-1] < columns)]
     if halves:
-        text += [f"shfl.sync.idx.b32 at, {given[10 if boxes else 9]}, 0, 31, -1;"]
+        text += [f"shfl.sync.idx.b32 at, {given[10 if in_boxes else 9]}, 0, 31, -1;"]
         text += ["setp.eq.s32 p, at, 1; @p bra.uni one_wave;"]
-    loops, waits = _loops(columns, count, block_m, block_n, stages, scale_block, boxes)
+    loops, waits = _loops(tile, count, scale_block)
     text += loops
     if halves:
-        loops, more = _loops(columns, 1, block_m, block_n, stages, scale_block, boxes)
+        loops, more = _loops(tile, 1, scale_block)
         text, waits = [*text, "one_wave:", *loops], [*waits, *more]
     return f"{{ {' '.join([*text, *waits])} done: }}"
 
 
 @gluon.constexpr_function
-def _constraints(parts, width, boxes, halves):
+def _constraints(parts, width, in_boxes, halves):
     each = width // 2  # registers of a part
-    kinds = ["l"] * 4 + ["r"] * 5 + ["r"] * (boxes + halves)
+    kinds = ["l"] * 4 + ["r"] * (5 + in_boxes + halves)
     return ",".join(["=&f"] * (parts * each) + [kind for kind in kinds for _ in range(each)])
 
 
@@ -350,7 +365,7 @@ def _types(count):
 @gluon.jit
 def multiply_at_own_pace(
     wg, x_at, w_at, slot, phase, blocks, low_ptr, high_ptr, edge, box, half, STAGES: gl.constexpr,
-    SCALE_BLOCK: gl.constexpr,
+    BOXES: gl.constexpr, SCALE_BLOCK: gl.constexpr,
 ):  # fmt: skip
     """The sums of a tile's K blocks, from this slot on; returns (slot, phase, sums).
 
@@ -360,13 +375,12 @@ def multiply_at_own_pace(
     a half tile has one wave, or None. blocks: at least 1.
     """
     PARTS: gl.constexpr = wave_count(wg.BLOCK_SIZE_M) * wg.PARTS
-    BOXES: gl.constexpr = box is not None
+    IN_BOXES: gl.constexpr = box is not None
     HALVES: gl.constexpr = half is not None
     text: gl.constexpr = loop_asm(
-        wg.COLUMNS, wg.PARTS, wg.BLOCK_SIZE_M, wg.BLOCK_SIZE_N, STAGES, wg.ROW, SCALE_BLOCK, BOXES,
-        HALVES,
+        wg.COLUMNS, wg.PARTS, wg.BLOCK_SIZE_M, STAGES, wg.ROW, SCALE_BLOCK, BOXES, IN_BOXES, HALVES,
     )  # fmt: skip
-    constraints: gl.constexpr = _constraints(PARTS, wg.WIDTH, BOXES, HALVES)
+    constraints: gl.constexpr = _constraints(PARTS, wg.WIDTH, IN_BOXES, HALVES)
     types: gl.constexpr = _types(PARTS)
     wide = gl.zeros([64, wg.WIDTH], gl.int64, wg.LAYOUT)
     narrow = gl.zeros([64, wg.WIDTH], gl.int32, wg.LAYOUT)
@@ -377,7 +391,7 @@ def multiply_at_own_pace(
         rows += 64 * half.second
     operands = (wide + x_at, wide + w_at, wide + lows, wide + highs)
     operands += (narrow + slot, narrow + phase, narrow + blocks, narrow + edge, narrow + rows)
-    if BOXES:
+    if IN_BOXES:
         operands += (narrow + box * (4 // unrolled(wg.COLUMNS)),)
     if HALVES:
         operands += (narrow + half.waves,)

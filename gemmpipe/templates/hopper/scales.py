@@ -102,14 +102,14 @@ def load_four_blocks(ptrs, inside, block_stride, k, FOURS: gl.constexpr, begin, 
 
 
 @gluon.jit
-def box_warp(scales, row_stride, ring, boxed, work, BLOCK_SIZE_N: gl.constexpr, SPLIT_K: gl.constexpr):
-    """One warp that copies row-major scales, in boxes of four K blocks: two boxes, each with two barriers of its own.
+def box_warp(scales, row_stride, ring, boxed, work, BLOCK_SIZE_N: gl.constexpr, SPLIT_K: gl.constexpr, BOXES: gl.constexpr):
+    """One warp that copies row-major scales, in boxes of four K blocks; each box has two barriers of its own.
 
     scales: a pointer to the scale of row 0, K block 0; row_stride: in fours. Tiles have a multiple of four K blocks.
-    boxed: barriers, of which the last four are `full` and `empty` of the boxes.
+    boxed: barriers, of which the last ones are `full` and `empty` of the BOXES boxes.
     """
     BLOCK_SIZE_M: gl.constexpr = ring.x.shape[1]
-    PLACES: gl.constexpr = ring.scales.shape[0]
+    FIRST: gl.constexpr = ring.scales.shape[0] - BOXES
     BARRIERS: gl.constexpr = boxed.shape[0]
     box = 0
     phase = 1
@@ -118,12 +118,12 @@ def box_warp(scales, row_stride, ring, boxed, work, BLOCK_SIZE_N: gl.constexpr, 
         mbarrier.wait(ring.ready, 0)
         row = gdc_wait(coord.row)  # the previous kernel may have written the scales
         for k in range(coord.begin, coord.end, 4):
-            mbarrier.wait(boxed.index(BARRIERS - 2 + box), phase)
-            full = boxed.index(BARRIERS - 4 + box)
-            copy_box(scales, row_stride, ring.scales.index(PLACES - 2 + box), row, k, work.M, full)
+            mbarrier.wait(boxed.index(BARRIERS - BOXES + box), phase)
+            full = boxed.index(BARRIERS - 2 * BOXES + box)
+            copy_box(scales, row_stride, ring.scales.index(FIRST + box), row, k, work.M, full)
             cta_barrier()  # after the other threads' additional arrivals
             mbarrier.arrive(full, count=1)
-            box, phase = advance(box, phase, 2)
+            box, phase = advance(box, phase, BOXES)
     cluster_arrive(SPLIT_K)
 
 
