@@ -17,7 +17,6 @@ from gemmpipe.templates.hopper.constraints import (
     MaxColumns,
     accumulator_width,
     in_waves,
-    scale_boxes,
     stage_buffers,
     warpgroup_columns,
 )
@@ -196,7 +195,7 @@ class BlockscaleWarpSpecialised(WarpSpecialised):
             "SCALE_BLOCK": SCALE_BLOCK,
             **({} if in_waves(knobs) else {"BATCH": _batch(spec, knobs, self.reading)}),
             "READING": self.reading,
-            **({"BUFFERS": stage_buffers(knobs), "BOXES": scale_boxes(knobs)} if in_waves(knobs) else {}),
+            **({"BUFFERS": stage_buffers(knobs)} if in_waves(knobs) else {}),
             **({"N": spec.n, "blocks": ceil_div(spec.k, SCALE_BLOCK)} if knobs.get(CONSTANT_NK) else {}),
         }
 

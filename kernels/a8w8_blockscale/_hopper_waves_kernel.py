@@ -42,7 +42,7 @@ def scales_of_columns(w_scale_ptr, w_scale_stride, column, work, SCALE_BLOCK: gl
 @gluon.jit
 def math_warpgroup(
     wg, out, w_scale_ptr, w_scale_stride, ring, handover, work, SCALE_BLOCK: gl.constexpr, STAGES: gl.constexpr,
-    BOXES: gl.constexpr, IN_BOXES: gl.constexpr,
+    IN_BOXES: gl.constexpr,
 ):  # fmt: skip
     """A math warpgroup: all columns of its waves. IN_BOXES: x's scales are in boxes."""
     slot = 0
@@ -50,7 +50,7 @@ def math_warpgroup(
     box = 0
     turn = 1
     x_at = matrix_descriptor(wg.ROW)
-    w_at = matrix_descriptor(first_row_of_w(wg.BLOCK_SIZE_M, STAGES, BOXES))
+    w_at = matrix_descriptor(first_row_of_w(wg.BLOCK_SIZE_M, STAGES))
     mbarrier.wait(ring.ready, 0)
     gdc_wait()
     for work_id in range(gl.program_id(0), wave_work_count(work), work.programs):
@@ -62,7 +62,7 @@ def math_warpgroup(
         of = scales_of_columns(w_scale_ptr, w_scale_stride, column, work, SCALE_BLOCK)
         slot, phase, sums = multiply_at_own_pace(
             wg, x_at, w_at, slot, phase, work.blocks, of.low_ptr, of.high_ptr, of.edge, box if IN_BOXES else None, half,
-            STAGES, BOXES, SCALE_BLOCK,
+            STAGES, SCALE_BLOCK,
         )  # fmt: skip
         if IN_BOXES:
             box += work.blocks // 4
@@ -79,11 +79,11 @@ def math_warpgroup(
 
 @gluon.jit
 def init_and_store_warp(
-    first, second, out, handover, work, ring, check, STAGES: gl.constexpr, BOXES: gl.constexpr, SPLIT_K: gl.constexpr,
+    first, second, out, handover, work, ring, check, STAGES: gl.constexpr, SPLIT_K: gl.constexpr,
     FILLERS: gl.constexpr,
 ):  # fmt: skip
     """Initialises the barriers, then stores the shares of warpgroup `first`, and of `second` unless it is None."""
-    init_warp(ring, check, first.BLOCK_SIZE_M, STAGES, BOXES, SPLIT_K, FILLERS)
+    init_warp(ring, check, first.BLOCK_SIZE_M, STAGES, SPLIT_K, FILLERS)
     if stages_all(first, ring.stage):
         store_warp(first, second, out, ring.stage, handover, work)
 
@@ -103,16 +103,16 @@ def blockscale_waves(
     M, N, blocks, programs, group_m, whole, splits, w_scale_stride, scale_stride, scale_row_stride,
     BLOCK_SIZE_M: gl.constexpr, BLOCK_SIZE_N: gl.constexpr, BLOCK_SIZE_K: gl.constexpr, STAGES: gl.constexpr,
     SPLIT_K: gl.constexpr, REGISTERS: gl.constexpr, LOADER_REGISTERS: gl.constexpr, SCALE_BLOCK: gl.constexpr,
-    READING: gl.constexpr, BUFFERS: gl.constexpr, BOXES: gl.constexpr,
+    READING: gl.constexpr, BUFFERS: gl.constexpr,
 ):  # fmt: skip
     """out = (x * x_scale) @ (w * w_scale)^T; arguments as in _hopper_kernel.blockscale_warp_specialised.
 
-    READING: `boxes` instead of `fours`. BOXES: for x's scales. BUFFERS: a warpgroup's for the output. SPLIT_K: `none`,
-    or `halves`: each tile after `whole` ones is two work tiles of one wave (`splits` is two).
+    READING: `boxes` instead of `fours`. BUFFERS: a warpgroup's for the output. SPLIT_K: `none`, or `halves`: each tile
+    after `whole` ones is two work tiles of one wave (`splits` is two).
     """
     IN_BOXES: gl.constexpr = READING == "boxes"
     x_ring, w_ring, scale_ring, full, empty, handover, boxed, check = allocate(
-        x, BLOCK_SIZE_M, BLOCK_SIZE_N, STAGES, BOXES, IN_BOXES
+        x, BLOCK_SIZE_M, BLOCK_SIZE_N, STAGES, IN_BOXES
     )
     stage = gl.allocate_shared_memory(out.dtype, [2 * BUFFERS, 64, out.block_type.shape[1]], out.layout)
     ready = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
@@ -127,32 +127,32 @@ def blockscale_waves(
         gl.warp_specialize([
             (math_warpgroup,
              (wave_partition(0, BLOCK_SIZE_M, BLOCK_SIZE_N, 8), out, w_scale_ptr, w_scale_stride, ring, handover, own,
-              SCALE_BLOCK, STAGES, BOXES, IN_BOXES)),
+              SCALE_BLOCK, STAGES, IN_BOXES)),
             (math_warpgroup,
              (wave_partition(1, BLOCK_SIZE_M, BLOCK_SIZE_N, 8), out, w_scale_ptr, w_scale_stride, ring, handover, own,
-              SCALE_BLOCK, STAGES, BOXES, IN_BOXES)),
+              SCALE_BLOCK, STAGES, IN_BOXES)),
             (producer_warp, (x, w, None, 0, bare, work, BLOCK_SIZE_N, SPLIT_K)),
             (init_and_store_warp,
              (wave_partition(0, BLOCK_SIZE_M, BLOCK_SIZE_N, 8), wave_partition(1, BLOCK_SIZE_M, BLOCK_SIZE_N, 8), out,
-              handover, own, ring, check, STAGES, BOXES, SPLIT_K, 2)),
+              handover, own, ring, check, STAGES, SPLIT_K, 2)),
             (scale_producer_warps, (scales, scale_row_stride, scale_stride, ring, work, BLOCK_SIZE_N, False, SPLIT_K)),
         ], [4, 1, 1, 2], [REGISTERS, LOADER_REGISTERS, LOADER_REGISTERS, LOADER_REGISTERS])  # fmt: skip
     else:
         gl.warp_specialize([
             (math_warpgroup,
              (wave_partition(0, BLOCK_SIZE_M, BLOCK_SIZE_N, 8), out, w_scale_ptr, w_scale_stride, ring, handover, own,
-              SCALE_BLOCK, STAGES, BOXES, IN_BOXES)),
+              SCALE_BLOCK, STAGES, IN_BOXES)),
             (math_warpgroup,
              (wave_partition(1, BLOCK_SIZE_M, BLOCK_SIZE_N, 8), out, w_scale_ptr, w_scale_stride, ring, handover, own,
-              SCALE_BLOCK, STAGES, BOXES, IN_BOXES)),
+              SCALE_BLOCK, STAGES, IN_BOXES)),
             (producer_warp, (x, w, None, 0, bare, work, BLOCK_SIZE_N, SPLIT_K)) if IN_BOXES else
             (producer_warp, (x, w, scales, scale_stride, ring, work, BLOCK_SIZE_N, SPLIT_K)),
             (init_and_store_warp,
-             (wave_partition(0, BLOCK_SIZE_M, BLOCK_SIZE_N, 8), None, out, handover, own, ring, check, STAGES, BOXES,
-              SPLIT_K, 1)),
+             (wave_partition(0, BLOCK_SIZE_M, BLOCK_SIZE_N, 8), None, out, handover, own, ring, check, STAGES, SPLIT_K,
+              1)),
             (second_store_warp,
              (wave_partition(1, BLOCK_SIZE_M, BLOCK_SIZE_N, 8), out, handover, own, ring, SPLIT_K)),
-            (box_warp, (scales, scale_row_stride, ring, boxed, work, BLOCK_SIZE_N, SPLIT_K, BOXES)) if IN_BOXES else
+            (box_warp, (scales, scale_row_stride, ring, boxed, work, BLOCK_SIZE_N, SPLIT_K)) if IN_BOXES else
             (cluster_arrive, (SPLIT_K,)),
         ], [4, 1, 1, 1, 1],
            [REGISTERS, LOADER_REGISTERS, LOADER_REGISTERS, LOADER_REGISTERS, LOADER_REGISTERS])  # fmt: skip

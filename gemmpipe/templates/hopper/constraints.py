@@ -163,41 +163,28 @@ def hopper_shared_bytes(knobs: Knobs) -> int:
 
 
 def stage_buffers(knobs: Knobs) -> int:
-    """Buffers of a warpgroup for `epilogue_columns`: with waves as many as the ring leaves room for."""
-    return _buffers_beside(knobs, scale_boxes(knobs)) if in_waves(knobs) else 1
+    """Buffers of a warpgroup for `epilogue_columns`: with waves as many as the ring leaves room for.
 
-
-def scale_boxes(knobs: Knobs) -> int:
-    """With waves, boxes of four K blocks of x's scales: four, or two if the output has more buffers then.
-
-    With two, a warpgroup of a narrow tile waits for a box that is copied when the other has left the one before.
+    A divisor of a tile's parts, so that every tile begins with the buffer that has been copied out of longest ago.
     """
-    return 4 if _buffers_beside(knobs, 4) == _buffers_beside(knobs, 2) else 2
-
-
-def _buffers_beside(knobs: Knobs, boxes: int) -> int:
-    """A divisor of a tile's parts, so that every tile begins with the buffer that has been copied out of longest ago."""
-    m, n, stages = (int_knob(knobs, name) for name in ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "num_stages"))
+    if not in_waves(knobs):
+        return 1
     columns = part_columns(knobs)
-    parts = ceil_div(m, 2 * WARPGROUP_M) * warpgroup_columns(knobs) // columns
-    room = _MAX_SHARED_BYTES - stages * (m + n) * SLOT_ROW_BYTES - _control_bytes(m, stages, boxes)
-    room //= 2 * 2 * WARPGROUP_M * columns
+    parts = ceil_div(int_knob(knobs, "BLOCK_SIZE_M"), 2 * WARPGROUP_M) * warpgroup_columns(knobs) // columns
+    room = (_MAX_SHARED_BYTES - _ring_bytes(knobs)) // (2 * 2 * WARPGROUP_M * columns)
     return max((each for each in range(1, parts + 1) if parts % each == 0 and each <= room), default=1)
-
-
-def _control_bytes(block_m: int, stages: int, boxes: int) -> int:
-    """With waves: scales and barriers (own_pace.py), and apart from them a barrier, and Triton's record of the roles."""
-    return ceil_div(max(4 * boxes, stages) * 4 * block_m + 1536, 1024) * 1024 + 256
 
 
 def _ring_bytes(knobs: Knobs) -> int:
     """Shared memory of the slots, each with scales for every row, and of the barriers.
 
+    With waves, scales may be in two boxes of four K blocks instead, and slots are aligned to 1024 bytes (own_pace.py).
     """
     m, n, stages = (int_knob(knobs, name) for name in ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "num_stages"))
     control = stages * 4 * m + 1024
     if in_waves(knobs):
-        control = _control_bytes(m, stages, scale_boxes(knobs))
+        # Apart from it: a barrier, and Triton's record of the roles.
+        control = ceil_div(max(2 * 4, stages) * 4 * m + 1536, 1024) * 1024 + 256
     return stages * (m + n) * SLOT_ROW_BYTES + control
 
 

@@ -20,6 +20,7 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 
 from gemmpipe.templates.hopper.epilogue import cluster_arrive
 from gemmpipe.templates.hopper.gluon_compat import view_as, view_as_ring, view_as_row
+from gemmpipe.templates.hopper.scales import scale_boxes
 from gemmpipe.templates.hopper.waves import wave_count
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def,assignment"
@@ -32,42 +33,39 @@ def line_bytes():
 
 
 @gluon.constexpr_function
-def scale_lines(block_m, stages, boxes):
+def scale_lines(block_m, stages):
     """Lines that x's scales take: those of the boxes, or of the slots' columns if they are more."""
-    return max(4 * boxes, stages) * block_m * 4 // line_bytes()
+    return max(4 * scale_boxes(), stages) * block_m * 4 // line_bytes()
 
 
 @gluon.constexpr_function
-def control_bytes(block_m, stages, boxes):
+def control_bytes(block_m, stages):
     """Bytes between the slots of x and of w: x's scales, a line for either group of barriers, and one for a check.
 
     A multiple of 1024, to which slots are aligned.
     """
-    return ((scale_lines(block_m, stages, boxes) + 3) * line_bytes() + 1023) // 1024 * 1024
+    return ((scale_lines(block_m, stages) + 3) * line_bytes() + 1023) // 1024 * 1024
 
 
 @gluon.jit
-def allocate(
-    x, BLOCK_SIZE_M: gl.constexpr, BLOCK_SIZE_N: gl.constexpr, STAGES: gl.constexpr, BOXES: gl.constexpr,
-    IN_BOXES: gl.constexpr,
-):  # fmt: skip
+def allocate(x, BLOCK_SIZE_M: gl.constexpr, BLOCK_SIZE_N: gl.constexpr, STAGES: gl.constexpr, IN_BOXES: gl.constexpr):
     """(x's slots, w's slots, x's scales, full, empty, handover, boxed, a line for init_warp): views of one allocation.
 
     It is the largest, which Triton places first. w's view is all of it, in buffers of eight rows, with its slots last;
-    that of the scales ends with them: BOXES boxes [rows, 4] with IN_BOXES, else a column [rows] for each slot. handover,
-    boxed: all barriers of a line, of which the last ones are store_warp.py's or box_warp's.
+    that of the scales ends with them: boxes [rows, 4] with IN_BOXES, else a column [rows] for each slot. handover, boxed:
+    all barriers of a line, of which the last ones are store_warp.py's or box_warp's.
     """
     X_BYTES: gl.constexpr = STAGES * BLOCK_SIZE_M * 128
-    BYTES: gl.constexpr = X_BYTES + control_bytes(BLOCK_SIZE_M, STAGES, BOXES) + STAGES * BLOCK_SIZE_N * 128
+    BYTES: gl.constexpr = X_BYTES + control_bytes(BLOCK_SIZE_M, STAGES) + STAGES * BLOCK_SIZE_N * 128
     LENGTH: gl.constexpr = line_bytes() // 4
-    LINES: gl.constexpr = X_BYTES // line_bytes() + scale_lines(BLOCK_SIZE_M, STAGES, BOXES)
+    LINES: gl.constexpr = X_BYTES // line_bytes() + scale_lines(BLOCK_SIZE_M, STAGES)
     FLAT: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=1)
     ROWS: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
     BARRIERS: gl.constexpr = mbarrier.MBarrierLayout()
     everything = gl.allocate_shared_memory(x.dtype, [BYTES // 1024, 8, 128], x.layout)
     x_ring = view_as_ring(everything, STAGES, BLOCK_SIZE_M)
     if IN_BOXES:
-        scales = view_as(everything, gl.float32, [8 * STAGES + BOXES, BLOCK_SIZE_M, 4], ROWS)
+        scales = view_as(everything, gl.float32, [8 * STAGES + scale_boxes(), BLOCK_SIZE_M, 4], ROWS)
     else:
         scales = view_as(everything, gl.float32, [32 * STAGES + STAGES, BLOCK_SIZE_M], FLAT)
     lines = view_as(everything, gl.float32, [LINES + 3, LENGTH], FLAT)
@@ -79,15 +77,18 @@ def allocate(
 
 
 @gluon.constexpr_function
-def _init_asm(block_m, stages, boxes, fillers):
+def _init_asm(block_m, stages, fillers):
     """PTX: one thread initialises the barriers; Triton synchronises a warp after each one, which takes 100 clocks."""
-    first = stages * block_m * 128 + scale_lines(block_m, stages, boxes) * line_bytes()
+    first = stages * block_m * 128 + scale_lines(block_m, stages) * line_bytes()
     inits = [
         f"@p mbarrier.init.shared::cta.b64 [at + {first + 8 * i}], {fillers};"
         f" @p mbarrier.init.shared::cta.b64 [at + {first + line_bytes() + 8 * i}], 8;"
         for i in range(stages)
     ]
-    for line, counts in ((first, [1] * 4), (first + line_bytes(), [1] * boxes + [8] * boxes)):  # handover, boxed
+    for line, counts in (
+        (first, [1] * 4),
+        (first + line_bytes(), [1] * scale_boxes() + [8] * scale_boxes()),
+    ):  # handover, boxed
         places = range(line + line_bytes() - len(counts) * 8, line + line_bytes(), 8)
         pairs = zip(places, counts, strict=True)
         inits += [f"@p mbarrier.init.shared::cta.b64 [at + {place}], {count};" for place, count in pairs]
@@ -96,9 +97,9 @@ def _init_asm(block_m, stages, boxes, fillers):
 
 
 @gluon.constexpr_function
-def _check_asm(block_m, stages, boxes):
+def _check_asm(block_m, stages):
     """PTX: trap unless the line of init_warp is where the instructions expect it."""
-    place = stages * block_m * 128 + (scale_lines(block_m, stages, boxes) + 2) * line_bytes()
+    place = stages * block_m * 128 + (scale_lines(block_m, stages) + 2) * line_bytes()
     return (
         "{ .reg .pred p; .reg .b32 a; bar.warp.sync -1; mov.u32 a, global_smem;"
         f" ld.shared.b32 a, [a + {place}]; setp.ne.s32 p, a, $1; @p trap; mov.u32 $0, a; }}"
@@ -107,16 +108,15 @@ def _check_asm(block_m, stages, boxes):
 
 @gluon.jit
 def init_warp(
-    ring, check, BLOCK_SIZE_M: gl.constexpr, STAGES: gl.constexpr, BOXES: gl.constexpr, SPLIT_K: gl.constexpr,
-    FILLERS: gl.constexpr,
+    ring, check, BLOCK_SIZE_M: gl.constexpr, STAGES: gl.constexpr, SPLIT_K: gl.constexpr, FILLERS: gl.constexpr
 ):
     """Initialises the barriers of slots that FILLERS roles fill and all eight math warps release.
 
     check: the line that `allocate` returns; where it is not at the expected address, neither is anything else: a trap.
     """
     TOKEN: gl.constexpr = 0x47454D4D
-    init: gl.constexpr = _init_asm(BLOCK_SIZE_M, STAGES, BOXES, FILLERS)
-    trap: gl.constexpr = _check_asm(BLOCK_SIZE_M, STAGES, BOXES)
+    init: gl.constexpr = _init_asm(BLOCK_SIZE_M, STAGES, FILLERS)
+    trap: gl.constexpr = _check_asm(BLOCK_SIZE_M, STAGES)
     gl.inline_asm_elementwise(init, "=r", [], dtype=gl.int32, is_pure=False, pack=1)
     fence_async_shared()
     mbarrier.arrive(ring.ready, count=1)
@@ -126,19 +126,18 @@ def init_warp(
 
 
 @gluon.constexpr_function
-def first_row_of_w(block_m, stages, boxes):
+def first_row_of_w(block_m, stages):
     """The row of the allocation with which w's slots begin."""
-    return stages * block_m + control_bytes(block_m, stages, boxes) // 128
+    return stages * block_m + control_bytes(block_m, stages) // 128
 
 
 @dataclass(frozen=True)
 class _Tile:
-    """What the loops of a tile are made for. boxes: reserved ones; in_boxes: whether x's scales are in them."""
+    """What the loops of a tile are made for. in_boxes: whether x's scales are in boxes."""
 
     block_m: int
     columns: int
     stages: int
-    boxes: int
     in_boxes: bool
 
 
@@ -200,7 +199,7 @@ def _box_addresses(tile):
 
     `share` counts iterations: its lowest bits are the half of a box, if it has two iterations, the box, and its phase.
     """
-    halves, bits = 4 // unrolled(tile.columns) - 1, tile.boxes.bit_length() - 1
+    halves, bits = 4 // unrolled(tile.columns) - 1, scale_boxes().bit_length() - 1
     return (
         f"bfe.u32 at, share, {halves}, {bits}; bfe.u32 box_phase, share, {halves + bits}, 1;"
         f" mad.lo.u32 scales, at, {16 * tile.block_m}, first_scales; mad.lo.u32 box_full, at, 8, box_fulls;"
@@ -213,7 +212,7 @@ def _next_share(tile):
     """PTX: release a box after its last K block, and go on to the scales of the next iteration."""
     last = "setp.eq.u32 p, 0, 0;" if unrolled(tile.columns) == 4 else "and.b32 at, share, 1; setp.eq.u32 p, at, 1;"
     return (
-        f"{last} and.pred p, p, leader; @p mbarrier.arrive.shared::cta.b64 _, [box_full + {8 * tile.boxes}];"
+        f"{last} and.pred p, p, leader; @p mbarrier.arrive.shared::cta.b64 _, [box_full + {8 * scale_boxes()}];"
         f" add.u32 share, share, 1; {_box_addresses(tile)}"
     )
 
@@ -283,7 +282,7 @@ def _loop(tile, waves, low):
 def _begin(tile, sums, given, row, edges):
     """PTX before the loops: empty sums, and what the operands determine."""
     slots = tile.stages * tile.block_m * 128
-    barriers = slots + scale_lines(tile.block_m, tile.stages, tile.boxes) * line_bytes()
+    barriers = slots + scale_lines(tile.block_m, tile.stages) * line_bytes()
     each = 16 if tile.in_boxes else 4  # bytes of a row's scales
     whole = list(zip(("slot", "phase", "left", "edge"), given[4:8], strict=True))
     whole += [("share", given[9])] if tile.in_boxes else []
@@ -295,7 +294,7 @@ def _begin(tile, sums, given, row, edges):
             # From lane 0, so that ptxas knows that they are the same in a warp.
             *(f"shfl.sync.idx.b32 {name}, {operand}, 0, 31, -1;" for name, operand in whole),
             f"mov.u32 at, global_smem; add.u32 fulls, at, {barriers}; add.u32 empties, fulls, {line_bytes()};",
-            f"add.u32 box_fulls, empties, {line_bytes() - 16 * tile.boxes};",
+            f"add.u32 box_fulls, empties, {line_bytes() - 16 * scale_boxes()};",
             # Not from %tid.x: with that ptxas computes a worker's addresses and descriptors for each thread.
             f"mad.lo.u32 first_scales, {given[8]}, {each}, at;"
             f" add.u32 first_scales, first_scales, {slots + each * row};",
@@ -326,9 +325,9 @@ def _loops(tile, waves, scale_block):
 
 
 @gluon.constexpr_function
-def loop_asm(columns, parts, block_m, stages, row, scale_block, boxes, in_boxes, halves):
+def loop_asm(columns, parts, block_m, stages, row, scale_block, in_boxes, halves):
     """PTX of the loops. Operands after the sums, as often as a part has registers: those of multiply_at_own_pace."""
-    tile, count = _Tile(block_m, columns, stages, boxes, in_boxes), wave_count(block_m)
+    tile, count = _Tile(block_m, columns, stages, in_boxes), wave_count(block_m)
     sums, width, lows = count * columns // 2, columns // 2 // parts, low_columns(columns, scale_block)
     given = [f"${sums + i * width}" for i in range(11)]
     registers = [
@@ -365,7 +364,7 @@ def _types(count):
 @gluon.jit
 def multiply_at_own_pace(
     wg, x_at, w_at, slot, phase, blocks, low_ptr, high_ptr, edge, box, half, STAGES: gl.constexpr,
-    BOXES: gl.constexpr, SCALE_BLOCK: gl.constexpr,
+    SCALE_BLOCK: gl.constexpr,
 ):  # fmt: skip
     """The sums of a tile's K blocks, from this slot on; returns (slot, phase, sums).
 
@@ -378,7 +377,7 @@ def multiply_at_own_pace(
     IN_BOXES: gl.constexpr = box is not None
     HALVES: gl.constexpr = half is not None
     text: gl.constexpr = loop_asm(
-        wg.COLUMNS, wg.PARTS, wg.BLOCK_SIZE_M, STAGES, wg.ROW, SCALE_BLOCK, BOXES, IN_BOXES, HALVES,
+        wg.COLUMNS, wg.PARTS, wg.BLOCK_SIZE_M, STAGES, wg.ROW, SCALE_BLOCK, IN_BOXES, HALVES,
     )  # fmt: skip
     constraints: gl.constexpr = _constraints(PARTS, wg.WIDTH, IN_BOXES, HALVES)
     types: gl.constexpr = _types(PARTS)

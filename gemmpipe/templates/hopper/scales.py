@@ -101,14 +101,21 @@ def load_four_blocks(ptrs, inside, block_stride, k, FOURS: gl.constexpr, begin, 
     return four
 
 
+@gluon.constexpr_function
+def scale_boxes():
+    """Boxes of four K blocks: a power of two. Four are not faster (docs/results/kernel_experiments.md)."""
+    return 2
+
+
 @gluon.jit
-def box_warp(scales, row_stride, ring, boxed, work, BLOCK_SIZE_N: gl.constexpr, SPLIT_K: gl.constexpr, BOXES: gl.constexpr):
+def box_warp(scales, row_stride, ring, boxed, work, BLOCK_SIZE_N: gl.constexpr, SPLIT_K: gl.constexpr):
     """One warp that copies row-major scales, in boxes of four K blocks; each box has two barriers of its own.
 
     scales: a pointer to the scale of row 0, K block 0; row_stride: in fours. Tiles have a multiple of four K blocks.
-    boxed: barriers, of which the last ones are `full` and `empty` of the BOXES boxes.
+    boxed: barriers, of which the last ones are `full` and `empty` of the boxes.
     """
     BLOCK_SIZE_M: gl.constexpr = ring.x.shape[1]
+    BOXES: gl.constexpr = scale_boxes()
     FIRST: gl.constexpr = ring.scales.shape[0] - BOXES
     BARRIERS: gl.constexpr = boxed.shape[0]
     box = 0
