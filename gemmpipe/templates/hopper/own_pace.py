@@ -52,8 +52,8 @@ def allocate(x, BLOCK_SIZE_M: gl.constexpr, BLOCK_SIZE_N: gl.constexpr, STAGES: 
     """(x's slots, w's slots, x's scales, full, empty, handover, boxed, a line for init_warp): views of one allocation.
 
     It is the largest, which Triton places first. w's view is all of it, in buffers of eight rows, with its slots last;
-    that of the scales ends with them: boxes [rows, 4] with IN_BOXES, else a column [rows] for each slot. handover, boxed:
-    all barriers of a line, of which the last ones are store_warp.py's or box_warp's.
+    that of the scales ends with them: boxes [rows, 4] with IN_BOXES, else a column [rows] for each slot. handover and
+    boxed: all barriers of a line, of which the last ones are store_warp.py's or box_warp's.
     """
     X_BYTES: gl.constexpr = STAGES * BLOCK_SIZE_M * 128
     BYTES: gl.constexpr = X_BYTES + control_bytes(BLOCK_SIZE_M, STAGES) + STAGES * BLOCK_SIZE_N * 128
