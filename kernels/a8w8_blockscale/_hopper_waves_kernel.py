@@ -5,6 +5,8 @@ time (gemmpipe/templates/hopper/own_pace.py). Row-major scales of x, where four 
 (gemmpipe/templates/hopper/scales.py). Programs are persistent. Written in Gluon, which has no interpreter.
 """
 
+from typing import NamedTuple
+
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
@@ -28,6 +30,16 @@ from gemmpipe.templates.hopper.waves import (
 from gemmpipe.templates.hopper.wgmma_any_n import matrix_descriptor
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def,assignment"
+
+
+class Places(NamedTuple):
+    """A program's shared memory: the ring, with x's scales and without, and what own_pace.allocate returns besides."""
+
+    ring: Ring
+    bare: Ring
+    handover: gl.shared_memory_descriptor
+    boxed: gl.shared_memory_descriptor
+    check: gl.shared_memory_descriptor
 
 
 @gluon.jit
@@ -98,6 +110,56 @@ def second_store_warp(second, out, handover, work, ring, SPLIT_K: gl.constexpr):
 
 
 @gluon.jit
+def run_with_scale_warps(
+    x, w, out, scales, w_scale_ptr, w_scale_stride, scale_stride, scale_row_stride, places, work, own,
+    BLOCK_SIZE_M: gl.constexpr, BLOCK_SIZE_N: gl.constexpr, STAGES: gl.constexpr, SPLIT_K: gl.constexpr,
+    REGISTERS: gl.constexpr, LOADER_REGISTERS: gl.constexpr, SCALE_BLOCK: gl.constexpr,
+):  # fmt: skip
+    """All warps: two of them load x's scales, one stores for both warpgroups."""
+    gl.warp_specialize([
+        (math_warpgroup,
+         (wave_partition(0, BLOCK_SIZE_M, BLOCK_SIZE_N, 8), out, w_scale_ptr, w_scale_stride, places.ring,
+          places.handover, own, SCALE_BLOCK, STAGES, False)),
+        (math_warpgroup,
+         (wave_partition(1, BLOCK_SIZE_M, BLOCK_SIZE_N, 8), out, w_scale_ptr, w_scale_stride, places.ring,
+          places.handover, own, SCALE_BLOCK, STAGES, False)),
+        (producer_warp, (x, w, None, 0, places.bare, work, BLOCK_SIZE_N, SPLIT_K)),
+        (init_and_store_warp,
+         (wave_partition(0, BLOCK_SIZE_M, BLOCK_SIZE_N, 8), wave_partition(1, BLOCK_SIZE_M, BLOCK_SIZE_N, 8), out,
+          places.handover, own, places.ring, places.check, STAGES, SPLIT_K, 2)),
+        (scale_producer_warps,
+         (scales, scale_row_stride, scale_stride, places.ring, work, BLOCK_SIZE_N, False, SPLIT_K)),
+    ], [4, 1, 1, 2], [REGISTERS, LOADER_REGISTERS, LOADER_REGISTERS, LOADER_REGISTERS])  # fmt: skip
+
+
+@gluon.jit
+def run_with_store_warps(
+    x, w, out, scales, w_scale_ptr, w_scale_stride, scale_stride, scale_row_stride, places, work, own,
+    BLOCK_SIZE_M: gl.constexpr, BLOCK_SIZE_N: gl.constexpr, STAGES: gl.constexpr, SPLIT_K: gl.constexpr,
+    REGISTERS: gl.constexpr, LOADER_REGISTERS: gl.constexpr, SCALE_BLOCK: gl.constexpr, IN_BOXES: gl.constexpr,
+):  # fmt: skip
+    """All warps: one for each warpgroup stores, and one copies x's scales if they are in boxes."""
+    gl.warp_specialize([
+        (math_warpgroup,
+         (wave_partition(0, BLOCK_SIZE_M, BLOCK_SIZE_N, 8), out, w_scale_ptr, w_scale_stride, places.ring,
+          places.handover, own, SCALE_BLOCK, STAGES, IN_BOXES)),
+        (math_warpgroup,
+         (wave_partition(1, BLOCK_SIZE_M, BLOCK_SIZE_N, 8), out, w_scale_ptr, w_scale_stride, places.ring,
+          places.handover, own, SCALE_BLOCK, STAGES, IN_BOXES)),
+        (producer_warp, (x, w, None, 0, places.bare, work, BLOCK_SIZE_N, SPLIT_K)) if IN_BOXES else
+        (producer_warp, (x, w, scales, scale_stride, places.ring, work, BLOCK_SIZE_N, SPLIT_K)),
+        (init_and_store_warp,
+         (wave_partition(0, BLOCK_SIZE_M, BLOCK_SIZE_N, 8), None, out, places.handover, own, places.ring,
+          places.check, STAGES, SPLIT_K, 1)),
+        (second_store_warp,
+         (wave_partition(1, BLOCK_SIZE_M, BLOCK_SIZE_N, 8), out, places.handover, own, places.ring, SPLIT_K)),
+        (box_warp, (scales, scale_row_stride, places.ring, places.boxed, work, BLOCK_SIZE_N, SPLIT_K)) if IN_BOXES else
+        (cluster_arrive, (SPLIT_K,)),
+    ], [4, 1, 1, 1, 1],
+       [REGISTERS, LOADER_REGISTERS, LOADER_REGISTERS, LOADER_REGISTERS, LOADER_REGISTERS])  # fmt: skip
+
+
+@gluon.jit
 def blockscale_waves(
     x, w, out, scales, w_scale_ptr, parts_ptr, counters_ptr,
     M, N, blocks, programs, group_m, whole, splits, w_scale_stride, scale_stride, scale_row_stride,
@@ -123,36 +185,14 @@ def blockscale_waves(
     work = TileSchedule(parts_ptr, counters_ptr, M, N, tiles_m, tiles_n, blocks, programs, group_m, whole, splits)
     own = WholeTiles(M, N, tiles_m, tiles_n, blocks, programs, group_m, whole if SPLIT_K == "halves" else None)
     bare = Ring(x_ring, w_ring, None, stage, full, empty, ready)  # for a loader that does not copy scales
+    places = Places(ring, bare, handover, boxed, check)
     if READING == "strided":
-        gl.warp_specialize([
-            (math_warpgroup,
-             (wave_partition(0, BLOCK_SIZE_M, BLOCK_SIZE_N, 8), out, w_scale_ptr, w_scale_stride, ring, handover, own,
-              SCALE_BLOCK, STAGES, IN_BOXES)),
-            (math_warpgroup,
-             (wave_partition(1, BLOCK_SIZE_M, BLOCK_SIZE_N, 8), out, w_scale_ptr, w_scale_stride, ring, handover, own,
-              SCALE_BLOCK, STAGES, IN_BOXES)),
-            (producer_warp, (x, w, None, 0, bare, work, BLOCK_SIZE_N, SPLIT_K)),
-            (init_and_store_warp,
-             (wave_partition(0, BLOCK_SIZE_M, BLOCK_SIZE_N, 8), wave_partition(1, BLOCK_SIZE_M, BLOCK_SIZE_N, 8), out,
-              handover, own, ring, check, STAGES, SPLIT_K, 2)),
-            (scale_producer_warps, (scales, scale_row_stride, scale_stride, ring, work, BLOCK_SIZE_N, False, SPLIT_K)),
-        ], [4, 1, 1, 2], [REGISTERS, LOADER_REGISTERS, LOADER_REGISTERS, LOADER_REGISTERS])  # fmt: skip
+        run_with_scale_warps(
+            x, w, out, scales, w_scale_ptr, w_scale_stride, scale_stride, scale_row_stride, places, work, own,
+            BLOCK_SIZE_M, BLOCK_SIZE_N, STAGES, SPLIT_K, REGISTERS, LOADER_REGISTERS, SCALE_BLOCK,
+        )  # fmt: skip
     else:
-        gl.warp_specialize([
-            (math_warpgroup,
-             (wave_partition(0, BLOCK_SIZE_M, BLOCK_SIZE_N, 8), out, w_scale_ptr, w_scale_stride, ring, handover, own,
-              SCALE_BLOCK, STAGES, IN_BOXES)),
-            (math_warpgroup,
-             (wave_partition(1, BLOCK_SIZE_M, BLOCK_SIZE_N, 8), out, w_scale_ptr, w_scale_stride, ring, handover, own,
-              SCALE_BLOCK, STAGES, IN_BOXES)),
-            (producer_warp, (x, w, None, 0, bare, work, BLOCK_SIZE_N, SPLIT_K)) if IN_BOXES else
-            (producer_warp, (x, w, scales, scale_stride, ring, work, BLOCK_SIZE_N, SPLIT_K)),
-            (init_and_store_warp,
-             (wave_partition(0, BLOCK_SIZE_M, BLOCK_SIZE_N, 8), None, out, handover, own, ring, check, STAGES, SPLIT_K,
-              1)),
-            (second_store_warp,
-             (wave_partition(1, BLOCK_SIZE_M, BLOCK_SIZE_N, 8), out, handover, own, ring, SPLIT_K)),
-            (box_warp, (scales, scale_row_stride, ring, boxed, work, BLOCK_SIZE_N, SPLIT_K)) if IN_BOXES else
-            (cluster_arrive, (SPLIT_K,)),
-        ], [4, 1, 1, 1, 1],
-           [REGISTERS, LOADER_REGISTERS, LOADER_REGISTERS, LOADER_REGISTERS, LOADER_REGISTERS])  # fmt: skip
+        run_with_store_warps(
+            x, w, out, scales, w_scale_ptr, w_scale_stride, scale_stride, scale_row_stride, places, work, own,
+            BLOCK_SIZE_M, BLOCK_SIZE_N, STAGES, SPLIT_K, REGISTERS, LOADER_REGISTERS, SCALE_BLOCK, IN_BOXES,
+        )  # fmt: skip

@@ -1,7 +1,9 @@
 """The PTX of own_pace.py, read line by line; its results are checked on a GPU (tests/kernels/test_on_gpu.py)."""
 
+import itertools
 import re
 from collections import Counter
+from collections.abc import Callable
 from math import gcd
 
 import pytest
@@ -9,6 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gemmpipe.templates.hopper import own_pace
+from gemmpipe.templates.hopper.constraints import _ring_bytes
+from gemmpipe.templates.hopper.scales import scale_boxes
 from gemmpipe.templates.hopper.waves import wave_part_columns
 
 SCALE_BLOCK = 128
@@ -22,9 +26,16 @@ FORMS = [*((*tile, False) for tile in TILES), (256, 128, 3, True)]
 ADDITION = re.compile(r"fma\.rn\.f32 \$(\d+), d(\d+), (\w)(\d), \$(\d+);")
 
 
-def _text(block_m: int, columns: int, stages: int, direct: bool, row: int = 0, halves: bool = False) -> str:
+INSTRUCTIONS: dict[str, Callable[..., int]] = {
+    "bfe.u32": lambda value, first, bits: value >> first & (1 << bits) - 1,
+    "and.b32": lambda a, b: a & b,
+    "mad.lo.u32": lambda a, b, c: a * b + c,
+}
+
+
+def _text(block_m: int, columns: int, stages: int, in_boxes: bool, row: int = 0, halves: bool = False) -> str:
     parts = columns // wave_part_columns(columns)
-    return str(own_pace.loop_asm(columns, parts, block_m, columns, stages, row, SCALE_BLOCK, direct, halves))
+    return str(own_pace.loop_asm(columns, parts, block_m, stages, row, SCALE_BLOCK, in_boxes, halves))
 
 
 def _loops(text: str) -> dict[tuple[int, int], str]:
@@ -51,13 +62,13 @@ def test_there_is_a_loop_for_every_edge_of_a_tile(columns: int, tile: int) -> No
 
 
 @pytest.mark.parametrize(("block_m", "columns", "stages", "halves"), FORMS)
-@pytest.mark.parametrize("direct", [False, True])
+@pytest.mark.parametrize("in_boxes", [False, True])
 def test_every_product_is_added_once_with_the_scales_of_its_row_and_column(
-    block_m: int, columns: int, stages: int, direct: bool, halves: bool
+    block_m: int, columns: int, stages: int, in_boxes: bool, halves: bool
 ) -> None:
     """A thread's register i of a product is in column i // 4 * 8 + i % 2 (and two further on for the next thread)."""
     registers = columns // 2
-    loops = _loops(_text(block_m, columns, stages, direct, halves=halves))
+    loops = _loops(_text(block_m, columns, stages, in_boxes, halves=halves))
     assert loops.keys() == _expected(block_m, columns, halves)
     for (waves, low), loop in loops.items():
         additions = ADDITION.findall(loop)
@@ -72,23 +83,24 @@ def test_every_product_is_added_once_with_the_scales_of_its_row_and_column(
 
 
 @pytest.mark.parametrize(("block_m", "columns", "stages", "halves"), FORMS)
-@pytest.mark.parametrize("direct", [False, True])
+@pytest.mark.parametrize("in_boxes", [False, True])
 def test_a_k_block_waits_multiplies_and_releases_once(
-    block_m: int, columns: int, stages: int, direct: bool, halves: bool
+    block_m: int, columns: int, stages: int, in_boxes: bool, halves: bool
 ) -> None:
-    text = _text(block_m, columns, stages, direct, halves=halves)
+    text = _text(block_m, columns, stages, in_boxes, halves=halves)
     assert "bar.sync" not in text
     assert text.count("@p bra.uni one_wave;") == text.count(" one_wave: ") == int(halves)
     loops, blocks = _loops(text), own_pace.unrolled(columns)
     assert loops.keys() == _expected(block_m, columns, halves)
     for (waves, low), loop in loops.items():
-        assert loop.count("mbarrier.arrive") == loop.count("@!ready bra.uni wait_") == blocks
+        assert loop.count("@!ready bra.uni wait_") == blocks
+        assert loop.count("[freed];") == blocks  # the slot's release
+        assert loop.count("mbarrier.arrive") == blocks + in_boxes  # and that of a box
+        assert loop.count("@!boxed bra.uni wait_") == int(in_boxes)
         assert loop.count("wgmma.mma_async") == 4 * loop.count("wgmma.wait_group.sync.aligned 0;") == 4 * waves * blocks
         for i in range(blocks):
             assert text.count(f" wait_{waves}_{low}_{i}: ") == text.count(f" full_{waves}_{low}_{i}: ") == 1
-        # Row-major scales of x, a pair or four of each row, are loaded once per iteration, others from each slot.
-        assert loop.count(f"ld.global.v{blocks}.f32") == (2 * waves if direct else 0)
-        assert loop.count("ld.shared.f32") == (0 if direct else 2 * waves * blocks)
+        assert loop.count("ld.shared.f32") == 2 * waves * blocks
     labels = re.findall(r" (\w+):(?= )", text)
     assert len(labels) == len(set(labels))
     assert set(re.findall(r"bra\.uni (\w+);", text)) <= set(labels)
@@ -97,39 +109,68 @@ def test_a_k_block_waits_multiplies_and_releases_once(
 @given(st.sampled_from(TILES))
 def test_scales_and_barriers_lie_between_the_slots(tile: tuple[int, int, int]) -> None:
     block_m, columns, stages = tile
-    control, first_w = own_pace.control_bytes(*tile), own_pace.first_row_of_w(*tile)
-    slots = stages * block_m * 128
-    assert slots % control == 0  # a view of buffers of this size has one after the slots of x
-    assert control % (wave_part_columns(columns) * 128) == 0
+    control, first_w = own_pace.control_bytes(block_m, stages), own_pace.first_row_of_w(block_m, stages)
+    slots, lines = stages * block_m * 128, own_pace.scale_lines(block_m, stages)
+    # Views in units of a line, of a slot's scales and of a box reach the end of the slots of x.
+    assert slots % own_pace.line_bytes() == slots % (4 * block_m) == slots % (16 * block_m) == 0
+    assert lines * own_pace.line_bytes() >= max(4 * stages * block_m, scale_boxes() * 16 * block_m)
     assert control % 1024 == 0  # to which w's slots are aligned
-    assert control >= 4 * stages * block_m + 3 * own_pace.line_bytes()
-    assert 8 * stages <= own_pace.line_bytes()
+    assert control >= (lines + 3) * own_pace.line_bytes()
+    assert 8 * stages + 8 * 2 * scale_boxes() <= own_pace.line_bytes()
     assert first_w * 128 == slots + control
+    knobs = {"BLOCK_SIZE_M": block_m, "BLOCK_SIZE_N": columns, "num_stages": stages, "OWN_PACE": True}
+    assert _ring_bytes(knobs) == slots + control + stages * columns * 128 + 256
+
+
+def _evaluated(text: str, registers: dict[str, int]) -> dict[str, int]:
+    """The registers after integer instructions of PTX."""
+    for line in text.split(";"):
+        name, _, rest = line.strip().partition(" ")
+        if not name:
+            continue
+        target, *given = (each.strip() for each in rest.split(","))
+        values = [registers[each] if each in registers else int(each) for each in given]
+        registers[target] = INSTRUCTIONS[name](*values)
+    return registers
+
+
+@pytest.mark.parametrize(("block_m", "columns", "stages"), TILES)
+def test_an_iteration_reads_its_k_blocks_of_the_box_that_has_them(block_m: int, columns: int, stages: int) -> None:
+    tile = own_pace._Tile(block_m, columns, stages, in_boxes=True)
+    each = own_pace.unrolled(columns)
+    for iteration in range(4 * scale_boxes() * 4 // each):
+        box, place = divmod(iteration * each, 4)
+        known = {"share": iteration, "first_scales": 1 << 16, "box_fulls": 1 << 20}
+        found = _evaluated(own_pace._box_addresses(tile), known)
+        assert found["scales"] == (1 << 16) + box % scale_boxes() * 16 * block_m + 4 * place
+        assert found["box_full"] == (1 << 20) + 8 * (box % scale_boxes())
+        assert found["box_phase"] == box // scale_boxes() % 2
 
 
 @pytest.mark.parametrize(("block_m", "columns", "stages"), TILES)
 def test_a_warpgroup_reads_the_scales_of_its_rows(block_m: int, columns: int, stages: int) -> None:
-    for group in (0, 1):
-        row = group * block_m // 2
-        text = _text(block_m, columns, stages, direct=False, row=row)
-        assert f"add.u32 first_scales, first_scales, {stages * block_m * 128 + 4 * row};" in text
+    rows = [64 * wave + half for wave in range(block_m // 128) for half in (0, 8)]
+    for group, in_boxes in itertools.product((0, 1), (False, True)):
+        row, size = group * block_m // 2, 16 if in_boxes else 4
+        text = _text(block_m, columns, stages, in_boxes, row=row)
+        assert f"add.u32 first_scales, first_scales, {stages * block_m * 128 + size * row};" in text
         offsets = {int(offset) for offset in re.findall(r"ld\.shared\.f32 r\d, \[scales \+ (\d+)\]", text)}
-        assert offsets == {4 * (64 * wave + half) for wave in range(block_m // 128) for half in (0, 8)}
-    direct = _text(block_m, columns, stages, direct=True)
-    further = {int(row) for row in re.findall(r"add\.s32 at, \$\d+, (\d+); min\.s32", direct)}
-    assert further == {64 * wave + half for wave in range(block_m // 128) for half in (0, 8)}
+        blocks = range(own_pace.unrolled(columns) if in_boxes else 1)
+        assert offsets == {size * each + 4 * block for each in rows for block in blocks}
 
 
 @pytest.mark.parametrize(("block_m", "columns", "stages", "halves"), FORMS)
-@pytest.mark.parametrize("direct", [False, True])
+@pytest.mark.parametrize("in_boxes", [False, True])
 def test_operands_are_those_of_the_constraints(
-    block_m: int, columns: int, stages: int, direct: bool, halves: bool
+    block_m: int, columns: int, stages: int, in_boxes: bool, halves: bool
 ) -> None:
     """A part's registers of each kind of operand, of which the first is read."""
     width = wave_part_columns(columns)
     parts = block_m // 128 * columns // width
-    kinds = own_pace._constraints(parts, width, direct, halves).split(",")
-    numbers = {int(number) for number in re.findall(r"\$(\d+)", _text(block_m, columns, stages, direct, halves=halves))}
+    kinds = own_pace._constraints(parts, width, in_boxes, halves).split(",")
+    numbers = {
+        int(number) for number in re.findall(r"\$(\d+)", _text(block_m, columns, stages, in_boxes, halves=halves))
+    }
     sums = block_m // 128 * columns // 2
     assert kinds[:sums] == ["=&f"] * sums
     assert numbers == {*range(sums), *range(sums, len(kinds), width // 2)}
