@@ -2,7 +2,7 @@
 
 As _hopper_kernel.py; a warpgroup has one or two waves of 64 rows (gemmpipe/templates/hopper/waves.py), one product at a
 time (gemmpipe/templates/hopper/own_pace.py). Row-major scales of x, where four are contiguous, come in boxes
-(gemmpipe/templates/hopper/scales.py). Programs are persistent. Written in Gluon, which has no interpreter.
+(gemmpipe/templates/hopper/scale_boxes.py). Programs are persistent. Written in Gluon, which has no interpreter.
 """
 
 from typing import NamedTuple
@@ -15,7 +15,8 @@ from gemmpipe.kernels.a8w8_blockscale._hopper_kernel import WeightScales
 from gemmpipe.templates.hopper.epilogue import cluster_arrive
 from gemmpipe.templates.hopper.own_pace import allocate, first_row_of_w, init_warp, multiply_at_own_pace
 from gemmpipe.templates.hopper.pipeline import Ring, gdc_wait, producer_warp
-from gemmpipe.templates.hopper.scales import box_warp, scale_producer_warps
+from gemmpipe.templates.hopper.scale_boxes import box_warp
+from gemmpipe.templates.hopper.scales import scale_producer_warps
 from gemmpipe.templates.hopper.store_warp import stage_share, stages_all, store_warp
 from gemmpipe.templates.hopper.tile_scheduler import TileSchedule
 from gemmpipe.templates.hopper.waves import (

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from gemmpipe.templates.hopper import own_pace
 from gemmpipe.templates.hopper.constraints import _ring_bytes
-from gemmpipe.templates.hopper.scales import scale_boxes
+from gemmpipe.templates.hopper.scale_boxes import scale_boxes
 from gemmpipe.templates.hopper.waves import wave_part_columns
 
 SCALE_BLOCK = 128

@@ -6,7 +6,7 @@ barrier and before each arrival (docs/explanation/kernels.md). Here every warp w
 tested before the additions that lead to it, w's scales are loaded a K block ahead, and the loop has a copy for each
 place that an edge between two blocks of w's scales can have in a tile.
 
-x's scales come with the slots, a column of each slot's K block, or in boxes of four K blocks (scales.py).
+x's scales come with the slots, a column of each slot's K block, or in boxes of four K blocks (scale_boxes.py).
 
 The instructions need addresses, which Gluon does not expose: slots, x's scales and barriers are one allocation at the
 beginning of the program's shared memory (`allocate`), as in wgmma_any_n.py. Written in Gluon, which has no interpreter.
@@ -20,7 +20,7 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 
 from gemmpipe.templates.hopper.epilogue import cluster_arrive
 from gemmpipe.templates.hopper.gluon_compat import view_as, view_as_ring, view_as_row
-from gemmpipe.templates.hopper.scales import scale_boxes
+from gemmpipe.templates.hopper.scale_boxes import scale_boxes
 from gemmpipe.templates.hopper.waves import wave_count
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def,assignment"

@@ -2,8 +2,8 @@
 
 TMA copies a tile's scales if they are M-major and every column begins at a multiple of 16 bytes
 (pipeline.producer_warp). Row-major, a tile's scales of one K block are in as many lines as it has rows; these warps
-read four K blocks at a time into registers, ahead of the slots that they are for. Written in Gluon, which has no
-interpreter.
+read four K blocks at a time into registers, ahead of the slots that they are for. With OWN_PACE they only load scales
+that are no whole fours; those come in boxes (scale_boxes.py). Written in Gluon, which has no interpreter.
 
 The protocol, for each use of a slot (one K block of one work tile):
 
@@ -25,11 +25,10 @@ read.
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from gemmpipe.templates.hopper.epilogue import cluster_arrive
-from gemmpipe.templates.hopper.gluon_compat import copy_to_shared, cta_barrier
+from gemmpipe.templates.hopper.gluon_compat import cta_barrier
 from gemmpipe.templates.hopper.pipeline import advance, gdc_wait
 from gemmpipe.templates.hopper.tile_scheduler import tile_coord, work_tile_count
 
@@ -99,54 +98,3 @@ def load_four_blocks(ptrs, inside, block_stride, k, FOURS: gl.constexpr, begin, 
             at = ptrs + (k + i).to(gl.int64) * block_stride
             four += (gl.load(at, mask=held, other=0.0),)
     return four
-
-
-@gluon.constexpr_function
-def scale_boxes():
-    """Boxes of four K blocks: a power of two. Four are not faster (docs/results/kernel_experiments.md)."""
-    return 2
-
-
-@gluon.jit
-def box_warp(scales, row_stride, ring, boxed, work, BLOCK_SIZE_N: gl.constexpr, SPLIT_K: gl.constexpr):
-    """One warp that copies row-major scales, in boxes of four K blocks; each box has two barriers of its own.
-
-    scales: a pointer to the scale of row 0, K block 0; row_stride: in fours. Tiles have a multiple of four K blocks.
-    boxed: barriers, of which the last ones are `full` and `empty` of the boxes.
-    """
-    BLOCK_SIZE_M: gl.constexpr = ring.x.shape[1]
-    BOXES: gl.constexpr = scale_boxes()
-    FIRST: gl.constexpr = ring.scales.shape[0] - BOXES
-    BARRIERS: gl.constexpr = boxed.shape[0]
-    box = 0
-    phase = 1
-    for work_id in range(gl.program_id(0), work_tile_count(work), work.programs):
-        coord = tile_coord(work, work_id, BLOCK_SIZE_M, BLOCK_SIZE_N, 0, 0, SPLIT_K == "halves")
-        mbarrier.wait(ring.ready, 0)
-        row = gdc_wait(coord.row)  # the previous kernel may have written the scales
-        for k in range(coord.begin, coord.end, 4):
-            mbarrier.wait(boxed.index(BARRIERS - BOXES + box), phase)
-            full = boxed.index(BARRIERS - 2 * BOXES + box)
-            copy_box(scales, row_stride, ring.scales.index(FIRST + box), row, k, work.M, full)
-            cta_barrier()  # after the other threads' additional arrivals
-            mbarrier.arrive(full, count=1)
-            box, phase = advance(box, phase, BOXES)
-    cluster_arrive(SPLIT_K)
-
-
-@gluon.jit
-def copy_box(scales, row_stride, box, row, k, M, bar):
-    """Start the copy of scales [rows, 4] of x's rows from `row` on, K blocks from k on, by the threads of a warp.
-
-    Until then `bar` has one pending arrival more for each thread. k: a multiple of four. Rows beyond M have the scales
-    of the last.
-    """
-    FOUR: gl.constexpr = gl.BlockedLayout([1, 4], [32, 1], [1, 1], [1, 0])
-    # Computed for each box, not once a tile, and within it in 32 bits: the warp has 24 registers.
-    last: gl.constexpr = "sub.s32 $0, $1, $2;"
-    inside = gl.inline_asm_elementwise(last, "=r,r,r", [M - 1, row], dtype=gl.int32, is_pure=False, pack=1)
-    first = scales + (row.to(gl.int64) * row_stride * 4 + k // 4 * 4)
-    rows = gl.minimum(gl.arange(0, box.shape[0], gl.SliceLayout(1, FOUR)), inside)
-    places = (rows * (row_stride * 4)).expand_dims(1)
-    copy_to_shared(box, first + (places + gl.arange(0, 4, gl.SliceLayout(0, FOUR)).expand_dims(0)))
-    async_copy.mbarrier_arrive(bar)
