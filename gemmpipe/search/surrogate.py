@@ -216,12 +216,16 @@ class SurrogateSession(BatchSession):
     # Selection of candidates
 
     def _initial(self) -> list[int]:
-        """The first batch: required candidates, winners of the nearest problems, and seeds."""
+        """The first batch: required candidates, winners of the nearest problems, and seeds.
+
+        All winners of the same product under other conditions (a mixture's routings), and `transfer_winners` more.
+        """
         required = [self._index[c] for c in self._search_problem.required]
         near = self._search_problem.history.nearest(self._search_problem.problem, self._search_problem.spec)
-        known = [c for _, known_problem in near for c in known_problem.best(1)]
-        winners = [self._index[c] for c in dict.fromkeys(known) if c in self._index][: self._search.transfer_winners]
-        first = list(dict.fromkeys([*required, *winners]))
+        known = [(far, c) for far, known_problem in near for c in known_problem.best(1) if c in self._index]
+        same = dict.fromkeys(self._index[c] for far, c in known if far == 0)
+        others = [i for i in dict.fromkeys(self._index[c] for _, c in known) if i not in same]
+        first = list(dict.fromkeys([*required, *same, *others[: self._search.transfer_winners]]))
         if not self._candidates:
             return []
         self._update_features()

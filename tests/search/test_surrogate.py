@@ -2,11 +2,12 @@
 
 import math
 import random
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from search_setup import looks, subject
+from search_setup import PROBLEM, looks, subject
 
 from gemmpipe.core.data import Candidate, Status, Trial
 from gemmpipe.family import GemmSpec
@@ -97,6 +98,19 @@ def test_a_fraction_and_all_required_candidates_are_timed(
         wanted = min(count, max(min_trials, round(fraction * count)))
         assert set(given_) <= set(results)
         assert len(results) == max(wanted, len(given_)), type(search).__name__
+
+
+def test_choices_of_the_same_product_under_other_conditions_are_all_tried_first() -> None:
+    """Those of other sizes are limited by transfer_winners, which is 2 here."""
+    history, wide = History(), replace(SPEC, n=2048)
+    for i, spec in enumerate([wide, SPEC, SPEC, wide, SPEC, SPEC, wide]):
+        other = replace(PROBLEM, key=(*PROBLEM.key, ("condition", f"c{i}")))
+        history.add_problem(other, spec).winner = SPACE[10 + 7 * i]
+    session = _gaussian(0.25, 8, math.inf).start(subject(SPACE, spec=SPEC, history=history))
+    first = [request.candidate for request in session.ask()]
+    assert first[:4] == [SPACE[10 + 7 * i] for i in (1, 2, 4, 5)]
+    assert set(first[4:6]) == {SPACE[10], SPACE[31]}
+    assert SPACE[52] not in first[:6]
 
 
 @pytest.mark.parametrize("index", range(3))
