@@ -208,7 +208,8 @@ class FinalsJob(Job):
             finalists = self._capture(context, setup, finalists, trials)
         with context.timed("finals"):
             shared = self._race_undisturbed(context, setup, finalists)
-        return trials + [replace(self._trial(finalist), shared=shared) for finalist in finalists]
+        without = context.clock.no_dependent_launch
+        return trials + [replace(self._trial(each), shared=shared, no_dependent_launch=without) for each in finalists]
 
     def _check(self, context: WorkerContext, setup: ProblemSetup, trials: list[Trial]) -> list[FinalistRun]:
         """The finalists with correct results; trials of the others are appended to `trials`."""

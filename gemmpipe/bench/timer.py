@@ -117,6 +117,8 @@ class Clock(ABC):
 
     overlaps = False
     """True if start and end of launches back to back overlap."""
+    no_dependent_launch = False
+    """True once none could be made before a replay, though the device has such launches."""
 
     def spacer(self) -> Spacer | None:
         """The kernel between separate launches; None where launches never overlap."""
@@ -237,6 +239,7 @@ class GpuClock(Clock):
             except Exception as error:  # noqa: BLE001 - any error of the compiler or the driver
                 _LOG.warning("kernels of graphs may take longer by up to 0.7 us each: %s", one_line(error))
                 self._before_replay = _nothing
+                self.no_dependent_launch = True
         return self._before_replay
 
     def _most_queued(self, blocks: Sequence[Sequence[TimedCall]]) -> int:

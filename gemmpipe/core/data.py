@@ -227,6 +227,8 @@ class Trial:
     extra_weight_bytes: int = 0
     shared: bool = False
     """True if another process used the device during the trial."""
+    no_dependent_launch: bool = False
+    """True if none could be made before its replays, though the device has such launches (launch/replays.py)."""
     error: str = ""
     tuning: Tuning | None = None
     """Set if another tuner chose the candidate in this attempt."""

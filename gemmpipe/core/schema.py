@@ -26,6 +26,7 @@ TRIALS = (
     "err_ratio",
     "extra_weight_bytes",
     "shared",
+    "no_dependent_launch",
     "error",
 )
 """The last trial of every candidate at its last stage; `samples_us` is a tuple, in bench sample i is of round i."""

@@ -99,6 +99,7 @@ def parse_trial(row: Fields, of: Candidate) -> Trial:
         err_ratio=None if row.get("err_ratio") is None else _finite(row["err_ratio"]),
         extra_weight_bytes=checked_count(row.get("extra_weight_bytes", 0)),
         shared=row.get("shared") is True,
+        no_dependent_launch=row.get("no_dependent_launch") is True,
         error=_encoded(str(error)) if error else "",
         tuning=_tuning(cast(Fields, row["tuning"])) if "tuning" in row else None,
     )

@@ -94,6 +94,8 @@ class Journal:
             row["extra_weight_bytes"] = trial.extra_weight_bytes
         if trial.shared:
             row["shared"] = True
+        if trial.no_dependent_launch:
+            row["no_dependent_launch"] = True
         if trial.error:
             row["error"] = trial.error
         if trial.tuning is not None:

@@ -25,7 +25,7 @@ from gemmpipe.stages.history import FORMER_POLICIES, method, native_tables
 from gemmpipe.stages.rows import problem_frame
 from gemmpipe.stages.workload import saving
 from gemmpipe.tables import store
-from gemmpipe.tables.merge import SHARED_GPU, row_key
+from gemmpipe.tables.merge import DEPENDENT, SHARED_GPU, row_key
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -52,7 +52,7 @@ def policy(plan: "Plan", device: Device) -> str:
     separate = any(getattr(plan.stages[name], "separate_launches", False) for name in plan.chain)
     words = [FORMER_POLICIES["cpu" if device.kind == "cpu" else "gpu"]]
     words += ["separate"] if separate and device.kind != "cpu" else []
-    words += [] if no_dependent_launch_reason(device) else ["dependent"]  # a dependent launch precedes each replay
+    words += [] if no_dependent_launch_reason(device) else [DEPENDENT]
     return " ".join([*words, SHARED_GPU] if device.shared else words)
 
 

@@ -82,6 +82,7 @@ def trial_frame(trials: Sequence[Trial], kernel_names: Mapping[str, str]) -> "pd
                 "err_ratio": trial.err_ratio,
                 "extra_weight_bytes": trial.extra_weight_bytes,
                 "shared": trial.shared,
+                "no_dependent_launch": trial.no_dependent_launch,
                 "error": trial.error,
             }
         )
@@ -116,6 +117,7 @@ def excluded_frame(summaries: Sequence[CandidateSummary], kernel_names: Mapping[
     columns = {name: [cell for s in summaries for cell in s.excluded[name]] for name in EXCLUDED_COLUMNS}
     frame = pd.DataFrame(dict.fromkeys(schema.TRIALS), index=range(len(columns["candidate"])), dtype=object)
     frame = frame.assign(**columns, stage=SCREENING, launches=0, extra_weight_bytes=0, shared=False)
+    frame["no_dependent_launch"] = False
     frame["problem"] = [s.problem.id for s in summaries for _ in s.excluded["candidate"]]
     names = zip(columns["candidate"], columns["libtype"], strict=True)
     frame["kernelName"] = [kernel_names.get(candidate, libtype) for candidate, libtype in names]

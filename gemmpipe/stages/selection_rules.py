@@ -20,6 +20,8 @@ class Finalist:
     """True if it was timed in all rounds; a pruned one has times of the early rounds alone."""
     shared: bool = False
     """True if another process used the device during its rounds."""
+    no_dependent_launch: bool = False
+    """True if none preceded its replays, though the device has such launches."""
 
     @property
     def time_us(self) -> float:

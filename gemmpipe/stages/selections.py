@@ -8,7 +8,7 @@ from gemmpipe.core.data import TIMED, Device, Problem, Status
 from gemmpipe.family import Family, GemmSpec
 from gemmpipe.stages.rows import candidate_of, config_text, quantile
 from gemmpipe.stages.selection_rules import Finalist, Selection
-from gemmpipe.tables.merge import CUT_SHORT, shared_policy
+from gemmpipe.tables.merge import CUT_SHORT, shared_policy, without_dependent
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -19,8 +19,8 @@ def finalists_of(trials: "pd.DataFrame", stage: str) -> dict[str, list[Finalist]
     timed = trials[(trials["stage"] == stage) & trials["status"].isin([*map(str, TIMED)]) & trials["us"].notna()]
     found: dict[str, list[Finalist]] = {}
     columns = ["problem", "libtype", "config", "samples_us", "extra_weight_bytes", "err_ratio", "kernelName"]
-    rows = timed[[*columns, "status", "shared"]].itertuples(index=False)
-    for problem, libtype, config, samples, extra, err, name, status, shared in rows:
+    rows = timed[[*columns, "status", "shared", "no_dependent_launch"]].itertuples(index=False)
+    for problem, libtype, config, samples, extra, err, name, status, shared, without in rows:
         finalist = Finalist(
             candidate=candidate_of(libtype, config),
             samples_us=tuple(samples),
@@ -29,6 +29,7 @@ def finalists_of(trials: "pd.DataFrame", stage: str) -> dict[str, list[Finalist]
             kernel_name=name,
             complete=status == Status.OK,
             shared=bool(shared),
+            no_dependent_launch=bool(without),
         )
         found.setdefault(problem, []).append(finalist)
     return found
@@ -51,7 +52,7 @@ class RowContext(Protocol):
 
 def policy(problems: Iterable[Problem], finalist: Finalist, context: RowContext) -> str:
     """The row's policy; a shared device or a search cut short make it provisional: it only fills a gap."""
-    parts = [context.policy]
+    parts = [without_dependent(context.policy) if finalist.no_dependent_launch else context.policy]
     if finalist.shared and shared_policy(context.device.kind) not in context.policy:
         parts.append(shared_policy(context.device.kind))
     if any(p.id in context.cut_short for p in problems):

@@ -17,7 +17,7 @@ from gemmpipe.core.units import time_text
 from gemmpipe.stages import Context, Stage
 from gemmpipe.stages.load import CANNOT_RUN
 from gemmpipe.stages.rows import row_samples_us
-from gemmpipe.tables.merge import SHARED_CPU, SHARED_GPU, is_provisional
+from gemmpipe.tables.merge import SHARED_CPU, SHARED_GPU, is_provisional, without_dependent
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -260,6 +260,8 @@ def why_not_compared(row: Mapping[str, object], own: Mapping[str, object], run_p
         return f"{apart}, taken {how}: retune=true on an idle machine replaces it"
     if own.get("shared") is True:
         return f"{apart}: other processes use the device now; an idle one can be compared"
+    if own.get("no_dependent_launch") is True:
+        run_policy = without_dependent(run_policy)
     if policy != run_policy or is_provisional(policy):
         return f"{apart}: its policy is '{policy}', this run's '{run_policy}'"
     if device not in (None, run_device):

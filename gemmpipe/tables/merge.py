@@ -23,6 +23,8 @@ Row = dict[str, Scalar]
 RowKey = tuple[Scalar, ...]
 T = TypeVar("T")
 
+DEPENDENT = "dependent"
+"""The word in the policy of times for which a dependent launch preceded each replay (launch/replays.py)."""
 SHARED_GPU = "shared_gpu"
 """In the policy of a row that was timed while other work ran on the GPU, or with `device.shared=true`."""
 SHARED_CPU = "shared_cpu"
@@ -279,6 +281,11 @@ def _why_provisional(policy: str) -> str:
     shared = {SHARED_GPU: "GPU", SHARED_CPU: "CPU"}
     device = next((name for word, name in shared.items() if word in policy), "")
     return f"was timed on a shared {device}" if device else "is from a search that was cut short"
+
+
+def without_dependent(policy: str) -> str:
+    """The policy of times for which no dependent launch could be made."""
+    return " ".join(word for word in policy.split() if word != DEPENDENT)
 
 
 def shared_policy(kind: str) -> str:

@@ -47,6 +47,13 @@ class ScriptedProcesses(ForeignProcesses):
         return self.detections.pop(0)
 
 
+@pytest.mark.parametrize("lacks", [False, True])
+def test_trials_say_that_no_dependent_launch_could_be_made(context: WorkerContext, lacks: bool) -> None:
+    context.clock.no_dependent_launch = lacks
+    trials = finals(candidate("right"), candidate("slow")).run(context)
+    assert {t.no_dependent_launch for t in trials if t.status is Status.OK} == {lacks}
+
+
 @pytest.mark.parametrize(
     ("detections", "shared"),
     [((True, False), False), ((False, True, False), False), ((False, True, True), True)],

@@ -219,6 +219,8 @@ def test_without_a_compiler_replays_are_timed_all_the_same(
         assert clock.replay([model.launch(5.0)] * 20)() == pytest.approx(5.0)
     (record,) = caplog.records
     assert record.getMessage().endswith("RuntimeError: no C compiler")
+    assert clock.no_dependent_launch, "trials say so"
+    assert not GpuClock(H200).no_dependent_launch
 
 
 def test_a_replay_keeps_its_launches(model: Modelled) -> None:

@@ -86,6 +86,8 @@ def test_all_fields_of_a_trial_are_read_back(tmp_path: Path) -> None:
         status=Status.INCORRECT,
         err_ratio=0.25,
         extra_weight_bytes=7,
+        shared=True,
+        no_dependent_launch=True,
         error='line one\nand a quote " and \N{GREEK SMALL LETTER MU}',
     )
     with_file = Journal(tmp_path)
