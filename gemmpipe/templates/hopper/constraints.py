@@ -184,7 +184,7 @@ def _ring_bytes(knobs: Knobs) -> int:
     control = stages * 4 * m + 1024
     if in_waves(knobs):
         # Apart from it: a barrier, and Triton's record of the roles.
-        control = ceil_div(max(2 * 4, stages) * 4 * m + 1536, 1024) * 1024 + 256
+        control = ceil_div(max(2 * 4, stages) * 4 * m + 1536, 1024) * 1024 + 288
     return stages * (m + n) * SLOT_ROW_BYTES + control
 
 
