@@ -387,7 +387,7 @@ def test_waves_of_a_tile_compile_within_the_registers(tile: list[Any], blocks: i
     for build in builds:
         assert build.boxes == (("w", (tile[1], 128)),)
         facts, ptx = compile_build(build, SM_90), compile_kernel(build, SM_90).asm["ptx"]
-        # Two warps that load scales one by one take registers from a warpgroup with two waves. Boxes: 0 with Triton 3.6.
+        # Two warps that load scales one by one take registers from a warpgroup with two waves; boxes with Triton 3.9.
         assert facts.spills is not None
         halved = ("SPLIT_K", "halves") in build.constants
         most = {"strided": 16 if halved else 8, "boxes": 2}.get(reading, 0)
