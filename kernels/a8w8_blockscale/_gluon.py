@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 COPIED, FOURS, STRIDED, BOXES = "copied", "fours", "strided", "boxes"
 """Load modes of x's scales (see the kernel): by TMA; by two warps, four contiguous scales or one at a time.
 
-With OWN_PACE the loader warp copies boxes of four contiguous scales of each row.
+With OWN_PACE a warp of its own copies boxes of four contiguous scales of each row.
 """
 _STRIDE_ARGUMENTS = {
     COPIED: ("scale_stride",),

@@ -116,6 +116,7 @@ WAVES = [
     *[gluon(128, 144, 6, OWN_PACE=True), gluon(128, 192, 5, OWN_PACE=True), gluon(128, 112, 7, OWN_PACE=True)],
     *[gluon(128, 80, 8, OWN_PACE=True), gluon(128, 32, 10, OWN_PACE=True), gluon(128, 48, 8, OWN_PACE=True)],
     *[gluon(128, 160, 5, OWN_PACE=True, CONSTANT_NK=True), gluon(128, 128, 5, CONSTANT_NK=True)],
+    gluon(128, 192, 4, OWN_PACE=True, CLUSTER_SIZE=2),
 ]
 
 

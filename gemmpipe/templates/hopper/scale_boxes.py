@@ -2,16 +2,18 @@
 
 A row's scales of four K blocks are 16 bytes, if K has a multiple of four of them. Math warpgroups that read them from
 memory two K blocks ahead waited for them, presumably because a load comes back behind the copies of x and w that were
-started before it. Boxes are copied four K blocks ahead, whatever the number of slots; not by TMA, with which narrow
-tiles are up to 7 % slower (docs/results/kernel_experiments.md).
+started before it. Boxes are copied four K blocks ahead, whatever the number of slots; not by TMA, with which most
+narrow tiles are slower, by up to 7 % (docs/results/kernel_experiments.md).
 
 The protocol, for each box, in turn:
 
-1. The box warp waits for `empty`, on which all eight math warps arrive after the last of the box's four K blocks; the
-   first use of each box does not wait.
+1. The box warp waits for `empty`, on which all eight math warps arrive during the product of the box's last K block,
+   when they have started to read its scales; shared memory serves a warp's read before its arrival. The first use of
+   each box does not wait.
 2. All its threads start copies of 16 bytes and an arrival on `full` that follows them; such an arrival adds one to what
    the phase still waits for. Then they synchronise, and one of them arrives itself, the one arrival that `full` counts.
-3. A math warp tests `full` while the product before the box's first K block runs (own_pace.py).
+3. A math warp tests `full` while the product before the box's first K block runs, at the first one before it begins
+   the tile (own_pace.py).
 
 All roles go through the same work tiles, and a tile has whole boxes. Rows beyond M have the scales of the last row;
 what is computed with them is not stored. Written in Gluon, which has no interpreter.
