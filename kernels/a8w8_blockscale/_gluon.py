@@ -34,20 +34,20 @@ from gemmpipe.templates.tiled import ceil_div, check_scale_order, readable_scale
 if TYPE_CHECKING:
     import torch
 
-COPIED, FOURS, STRIDED, BOXES = "copied", "fours", "strided", "boxes"
+COPIED, FOURS, STRIDED, PANELS = "copied", "fours", "strided", "panels"
 """Load modes of x's scales (see the kernel): by TMA; by two warps, four contiguous scales or one at a time.
 
-With OWN_PACE a warp of its own copies boxes of four contiguous scales of each row.
+With OWN_PACE a warp of its own copies panels: four contiguous scales of each row.
 """
 _STRIDE_ARGUMENTS = {
     COPIED: ("scale_stride",),
     FOURS: ("scale_row_stride",),
     STRIDED: ("scale_stride", "scale_row_stride"),
-    BOXES: ("scale_row_stride",),
+    PANELS: ("scale_row_stride",),
 }
 """Strides of x's scales that are arguments; the other is a constant."""
 _WAVES_KERNEL = "gemmpipe.kernels.a8w8_blockscale._hopper_waves_kernel:blockscale_waves"
-_WAVES_REGISTERS = {COPIED: (240, 24), BOXES: (240, 24), STRIDED: (224, 56)}
+_WAVES_REGISTERS = {COPIED: (240, 24), PANELS: (240, 24), STRIDED: (224, 56)}
 """With OWN_PACE: registers of a thread of a math warpgroup, and of the other warps, two of which may load scales."""
 _SCALE_LOADER_REGISTERS = 40
 """Registers per thread of the warps that hold eight scales of each of two rows; more would be the math warpgroups'."""
@@ -140,7 +140,7 @@ class BlockscaleWarpSpecialised(WarpSpecialised):
         return WarpSpecialised.kernel_name(self._for(knobs), knobs)
 
     def _reading(self, mode: str, knobs: Knobs) -> "BlockscaleWarpSpecialised":
-        return replace(self, reading=BOXES if mode == FOURS and in_waves(knobs) else mode)
+        return replace(self, reading=PANELS if mode == FOURS and in_waves(knobs) else mode)
 
     def _for(self, knobs: Knobs) -> "BlockscaleWarpSpecialised":
         return replace(self, kernel=_WAVES_KERNEL) if in_waves(knobs) else self
@@ -215,7 +215,7 @@ class BlockscaleWarpSpecialised(WarpSpecialised):
         (rows, blocks), (row, block) = scales.shape, scales.stride()
         if self.reading == COPIED:
             scales = scales.as_strided(((blocks - 1) * block + rows,), (1,))
-        strides = {"scale_stride": block, "scale_row_stride": row // 4 if self.reading in (FOURS, BOXES) else row}
+        strides = {"scale_stride": block, "scale_row_stride": row // 4 if self.reading in (FOURS, PANELS) else row}
         return {
             "scales": scales,
             "w_scale_ptr": w_scale,

@@ -1,8 +1,8 @@
 """The block-scaled product on Hopper with each warpgroup at its own pace, in tiles of 128 and 256 rows.
 
 As _hopper_kernel.py; a warpgroup has one or two waves of 64 rows (gemmpipe/templates/hopper/waves.py), one product at a
-time (gemmpipe/templates/hopper/own_pace.py). Row-major scales of x, where four are contiguous, come in boxes
-(gemmpipe/templates/hopper/scale_boxes.py). Programs are persistent. Written in Gluon, which has no interpreter.
+time (gemmpipe/templates/hopper/own_pace.py). Row-major scales of x, where four are contiguous, come in panels
+(gemmpipe/templates/hopper/scale_panels.py). Programs are persistent. Written in Gluon, which has no interpreter.
 """
 
 from typing import NamedTuple
@@ -15,7 +15,7 @@ from gemmpipe.kernels.a8w8_blockscale._hopper_kernel import WeightScales
 from gemmpipe.templates.hopper.epilogue import cluster_arrive
 from gemmpipe.templates.hopper.own_pace import allocate, first_row_of_w, init_warp, multiply_at_own_pace
 from gemmpipe.templates.hopper.pipeline import Ring, gdc_wait, producer_warp
-from gemmpipe.templates.hopper.scale_boxes import box_warp
+from gemmpipe.templates.hopper.scale_panels import panel_warp
 from gemmpipe.templates.hopper.scales import scale_producer_warps
 from gemmpipe.templates.hopper.store_warp import stage_share, stages_all, store_warp
 from gemmpipe.templates.hopper.tile_scheduler import TileSchedule
@@ -39,7 +39,7 @@ class Places(NamedTuple):
     ring: Ring
     bare: Ring
     handover: gl.shared_memory_descriptor
-    boxed: gl.shared_memory_descriptor
+    panel_bars: gl.shared_memory_descriptor
     check: gl.shared_memory_descriptor
 
 
@@ -55,12 +55,12 @@ def scales_of_columns(w_scale_ptr, w_scale_stride, column, work, SCALE_BLOCK: gl
 @gluon.jit
 def math_warpgroup(
     wg, out, w_scale_ptr, w_scale_stride, ring, handover, work, SCALE_BLOCK: gl.constexpr, STAGES: gl.constexpr,
-    IN_BOXES: gl.constexpr,
+    IN_PANELS: gl.constexpr,
 ):  # fmt: skip
-    """A math warpgroup: all columns of its waves. IN_BOXES: x's scales are in boxes."""
+    """A math warpgroup: all columns of its waves. IN_PANELS: x's scales are in panels."""
     slot = 0
     phase = 0
-    box = 0
+    panel = 0
     turn = 1
     x_at = matrix_descriptor(wg.ROW)
     w_at = matrix_descriptor(first_row_of_w(wg.BLOCK_SIZE_M, STAGES))
@@ -74,11 +74,11 @@ def math_warpgroup(
         row, column = whole_tile_place(work, tile, wg.BLOCK_SIZE_M, wg.BLOCK_SIZE_N)
         of = scales_of_columns(w_scale_ptr, w_scale_stride, column, work, SCALE_BLOCK)
         slot, phase, sums = multiply_at_own_pace(
-            wg, x_at, w_at, slot, phase, work.blocks, of.low_ptr, of.high_ptr, of.edge, box if IN_BOXES else None, half,
-            STAGES, SCALE_BLOCK,
+            wg, x_at, w_at, slot, phase, work.blocks, of.low_ptr, of.high_ptr, of.edge, panel if IN_PANELS else None,
+            half, STAGES, SCALE_BLOCK,
         )  # fmt: skip
-        if IN_BOXES:
-            box += work.blocks // 4
+        if IN_PANELS:
+            panel += work.blocks // 4
         first = row + wg.ROW
         if half is not None:
             first += 64 * half.second
@@ -137,25 +137,25 @@ def run_with_scale_warps(
 def run_with_store_warps(
     x, w, out, scales, w_scale_ptr, w_scale_stride, scale_stride, scale_row_stride, places, work, own,
     BLOCK_SIZE_M: gl.constexpr, BLOCK_SIZE_N: gl.constexpr, STAGES: gl.constexpr, SPLIT_K: gl.constexpr,
-    REGISTERS: gl.constexpr, LOADER_REGISTERS: gl.constexpr, SCALE_BLOCK: gl.constexpr, IN_BOXES: gl.constexpr,
+    REGISTERS: gl.constexpr, LOADER_REGISTERS: gl.constexpr, SCALE_BLOCK: gl.constexpr, IN_PANELS: gl.constexpr,
 ):  # fmt: skip
-    """All warps: one for each warpgroup stores, and one copies x's scales if they are in boxes."""
+    """All warps: one for each warpgroup stores, and one copies x's scales if they are in panels."""
     gl.warp_specialize([
         (math_warpgroup,
          (wave_partition(0, BLOCK_SIZE_M, BLOCK_SIZE_N, 8), out, w_scale_ptr, w_scale_stride, places.ring,
-          places.handover, own, SCALE_BLOCK, STAGES, IN_BOXES)),
+          places.handover, own, SCALE_BLOCK, STAGES, IN_PANELS)),
         (math_warpgroup,
          (wave_partition(1, BLOCK_SIZE_M, BLOCK_SIZE_N, 8), out, w_scale_ptr, w_scale_stride, places.ring,
-          places.handover, own, SCALE_BLOCK, STAGES, IN_BOXES)),
-        (producer_warp, (x, w, None, 0, places.bare, work, BLOCK_SIZE_N, SPLIT_K)) if IN_BOXES else
+          places.handover, own, SCALE_BLOCK, STAGES, IN_PANELS)),
+        (producer_warp, (x, w, None, 0, places.bare, work, BLOCK_SIZE_N, SPLIT_K)) if IN_PANELS else
         (producer_warp, (x, w, scales, scale_stride, places.ring, work, BLOCK_SIZE_N, SPLIT_K)),
         (init_and_store_warp,
          (wave_partition(0, BLOCK_SIZE_M, BLOCK_SIZE_N, 8), None, out, places.handover, own, places.ring,
           places.check, STAGES, SPLIT_K, 1)),
         (second_store_warp,
          (wave_partition(1, BLOCK_SIZE_M, BLOCK_SIZE_N, 8), out, places.handover, own, places.ring, SPLIT_K)),
-        (box_warp, (scales, scale_row_stride, places.ring, places.boxed, work, BLOCK_SIZE_N, SPLIT_K)) if IN_BOXES else
-        (cluster_arrive, (SPLIT_K,)),
+        (panel_warp, (scales, scale_row_stride, places.ring, places.panel_bars, work, BLOCK_SIZE_N, SPLIT_K))
+        if IN_PANELS else (cluster_arrive, (SPLIT_K,)),
     ], [4, 1, 1, 1, 1],
        [REGISTERS, LOADER_REGISTERS, LOADER_REGISTERS, LOADER_REGISTERS, LOADER_REGISTERS])  # fmt: skip
 
@@ -170,12 +170,12 @@ def blockscale_waves(
 ):  # fmt: skip
     """out = (x * x_scale) @ (w * w_scale)^T; arguments as in _hopper_kernel.blockscale_warp_specialised.
 
-    READING: `boxes` instead of `fours`. BUFFERS: a warpgroup's for the output. SPLIT_K: `none`, or `halves`: each tile
+    READING: `panels` instead of `fours`. BUFFERS: a warpgroup's for the output. SPLIT_K: `none`, or `halves`: each tile
     after `whole` ones is two work tiles of one wave (`splits` is two).
     """
-    IN_BOXES: gl.constexpr = READING == "boxes"
-    x_ring, w_ring, scale_ring, full, empty, handover, boxed, check = allocate(
-        x, BLOCK_SIZE_M, BLOCK_SIZE_N, STAGES, IN_BOXES
+    IN_PANELS: gl.constexpr = READING == "panels"
+    x_ring, w_ring, scale_ring, full, empty, handover, panel_bars, check = allocate(
+        x, BLOCK_SIZE_M, BLOCK_SIZE_N, STAGES, IN_PANELS
     )
     stage = gl.allocate_shared_memory(out.dtype, [2 * BUFFERS, 64, out.block_type.shape[1]], out.layout)
     ready = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
@@ -186,7 +186,7 @@ def blockscale_waves(
     work = TileSchedule(parts_ptr, counters_ptr, M, N, tiles_m, tiles_n, blocks, programs, group_m, whole, splits)
     own = WholeTiles(M, N, tiles_m, tiles_n, blocks, programs, group_m, whole if SPLIT_K == "halves" else None)
     bare = Ring(x_ring, w_ring, None, stage, full, empty, ready)  # for a loader that does not copy scales
-    places = Places(ring, bare, handover, boxed, check)
+    places = Places(ring, bare, handover, panel_bars, check)
     if READING == "strided":
         run_with_scale_warps(
             x, w, out, scales, w_scale_ptr, w_scale_stride, scale_stride, scale_row_stride, places, work, own,
@@ -195,5 +195,5 @@ def blockscale_waves(
     else:
         run_with_store_warps(
             x, w, out, scales, w_scale_ptr, w_scale_stride, scale_stride, scale_row_stride, places, work, own,
-            BLOCK_SIZE_M, BLOCK_SIZE_N, STAGES, SPLIT_K, REGISTERS, LOADER_REGISTERS, SCALE_BLOCK, IN_BOXES,
+            BLOCK_SIZE_M, BLOCK_SIZE_N, STAGES, SPLIT_K, REGISTERS, LOADER_REGISTERS, SCALE_BLOCK, IN_PANELS,
         )  # fmt: skip

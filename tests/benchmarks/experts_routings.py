@@ -23,6 +23,7 @@ from pathlib import Path
 import torch
 from engine_experts import FAMILY, MIXTURES, Case
 from experts_variants import (
+    DRAWS,
     Compilation,
     Contender,
     Operands,
@@ -30,7 +31,6 @@ from experts_variants import (
     graphs_of,
     implementation,
     interleaved_us,
-    routings,
 )
 
 from gemmpipe.core.data import Device
@@ -76,7 +76,7 @@ def times_under(
     """us of each contender under this routing."""
     alive: list[object] = []
     graphs = graphs_of(case, device, made, operands, alive, routing or None, engine=False)
-    return interleaved_us(graphs, routings(case), rounds)
+    return interleaved_us(graphs, DRAWS, rounds)
 
 
 def regrets(named: dict[str, str], times: dict[str, dict[str, float]]) -> list[tuple[str, float, float, float]]:

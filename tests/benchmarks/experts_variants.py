@@ -48,6 +48,7 @@ ROUTINGS = ("uniform", "skewed", "very_skewed", "one_hot", "6/5/4/3/2.2/1.6/1.1/
 """Beside the usual one: names, and a profile as captures have it."""
 _FAILURES = (RuntimeError, ValueError, AssertionError, TritonError)
 _MAX_ERROR = 0.04
+DRAWS = 8  # of a routing, as tuning times (bench/setup.py)
 
 
 Contender = tuple[Implementation, Knobs]
@@ -135,11 +136,6 @@ def contenders(case: Case, device: Device) -> dict[str, Contender]:
     return fitting(case, device, itertools.chain(existing(case, device), further(case, device)))
 
 
-def routings(case: Case) -> int:
-    """As many as tuning times (bench/setup.py)."""
-    return 8
-
-
 class Operands:
     """The weights of the latest mixture, and the inputs of a case."""
 
@@ -153,7 +149,7 @@ class Operands:
             torch.cuda.empty_cache()
             self.key = (case.mixture, case.dtype)
             self.weights = FAMILY.make_weights(case.spec, torch.Generator(device="cuda").manual_seed(1))
-        seeds = range(2, 2 + routings(case))
+        seeds = range(2, 2 + DRAWS)
         assert case.spec.experts is not None
         spec = replace(case.spec, experts=replace(case.spec.experts, routing=routing))
         inputs = [FAMILY.make_inputs(spec, torch.Generator(device="cuda").manual_seed(seed)) for seed in seeds]
@@ -239,7 +235,7 @@ def regrets(
         alive: list[object] = []
         graphs = graphs_of(case, device, kept, operands, alive, routing)
         graphs.pop("vllm", None)
-        times = interleaved_us(graphs, routings(case), rounds)
+        times = interleaved_us(graphs, DRAWS, rounds)
         fastest = min(times, key=lambda name: times[name])
         found.append((routing, fastest, times[choice] / times[fastest]))
         del graphs, alive
@@ -318,7 +314,7 @@ def main() -> None:
         compilation.wait(case, deadline)
         alive: list[object] = []
         graphs = graphs_of(case, device, made[case], operands, alive)
-        times = interleaved_us(graphs, routings(case), arguments.rounds)
+        times = interleaved_us(graphs, DRAWS, arguments.rounds)
         del graphs, alive
         for name, us in times.items():
             knobs = made[case][name][1] if name != "vllm" else published(case)

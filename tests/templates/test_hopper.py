@@ -370,11 +370,11 @@ def _wave_knobs(rows: int, columns: int, slots: int, own_pace: bool, constant: b
 @IN_PARTS
 @pytest.mark.parametrize(
     ("tile", "blocks", "reading"),
-    few([(list(tile), *way) for tile in WAVES for way in ((64, "boxes"), (64, "copied"), (63, "strided"))], 0, 19),
+    few([(list(tile), *way) for tile in WAVES for way in ((64, "panels"), (64, "copied"), (63, "strided"))], 0, 19),
     ids=str,
 )
 def test_waves_of_a_tile_compile_within_the_registers(tile: list[Any], blocks: int, reading: str) -> None:
-    """`boxes` and `strided`: row-major scales, with K blocks a multiple of four or not."""
+    """`panels` and `strided`: row-major scales, with K blocks a multiple of four or not."""
     kernel, spec = _kernel("a8w8_blockscale", 1024)
     spec = replace(spec, k=128 * blocks)
     knobs = kernel.normalise(spec, _wave_knobs(*tile[:4]), SM_90)
@@ -387,10 +387,10 @@ def test_waves_of_a_tile_compile_within_the_registers(tile: list[Any], blocks: i
     for build in builds:
         assert build.boxes == (("w", (tile[1], 128)),)
         facts, ptx = compile_build(build, SM_90), compile_kernel(build, SM_90).asm["ptx"]
-        # Two warps that load scales one by one take registers from a warpgroup with two waves; boxes with Triton 3.9.
+        # Two warps that load scales one by one take registers from a warpgroup with two waves; panels with Triton 3.9.
         assert facts.spills is not None
         halved = ("SPLIT_K", "halves") in build.constants
-        most = {"strided": 16 if halved else 8, "boxes": 2}.get(reading, 0)
+        most = {"strided": 16 if halved else 8, "panels": 2}.get(reading, 0)
         assert facts.spills <= (most if tile[0] == 256 else 0)
         assert facts.shared_bytes is not None
         assert facts.shared_bytes <= hopper_shared_bytes(knobs)
@@ -399,8 +399,8 @@ def test_waves_of_a_tile_compile_within_the_registers(tile: list[Any], blocks: i
         parts = tile[0] // 128 * tile[1] // tile[4]
         copies = 2 * parts * (2 if stage_buffers(knobs) == parts else 1)
         assert len(re.findall(r"cp\.async\.bulk\.tensor\.2d\.global\.shared", ptx)) == copies
-        # The box warp's threads copy 16 bytes each.
-        assert len(re.findall(r"cp\.async\.cg\.shared\.global", ptx)) == (tile[0] // 32 if reading == "boxes" else 0)
+        # The panel warp's threads copy 16 bytes each.
+        assert len(re.findall(r"cp\.async\.cg\.shared\.global", ptx)) == (tile[0] // 32 if reading == "panels" else 0)
         assert "256;" not in "".join(re.findall(r"bar\.(?:sync|arrive).*", ptx))  # no turns
 
 

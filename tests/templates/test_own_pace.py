@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from gemmpipe.templates.hopper import own_pace
 from gemmpipe.templates.hopper.constraints import _ring_bytes
-from gemmpipe.templates.hopper.scale_boxes import scale_boxes
+from gemmpipe.templates.hopper.scale_panels import scale_panels
 from gemmpipe.templates.hopper.waves import wave_part_columns
 
 SCALE_BLOCK = 128
@@ -33,9 +33,9 @@ INSTRUCTIONS: dict[str, Callable[..., int]] = {
 }
 
 
-def _text(block_m: int, columns: int, stages: int, in_boxes: bool, row: int = 0, halves: bool = False) -> str:
+def _text(block_m: int, columns: int, stages: int, in_panels: bool, row: int = 0, halves: bool = False) -> str:
     parts = columns // wave_part_columns(columns)
-    return str(own_pace.loop_asm(columns, parts, block_m, stages, row, SCALE_BLOCK, in_boxes, halves))
+    return str(own_pace.loop_asm(columns, parts, block_m, stages, row, SCALE_BLOCK, in_panels, halves))
 
 
 def _loops(text: str) -> dict[tuple[int, int], str]:
@@ -62,13 +62,13 @@ def test_there_is_a_loop_for_every_edge_of_a_tile(columns: int, tile: int) -> No
 
 
 @pytest.mark.parametrize(("block_m", "columns", "stages", "halves"), FORMS)
-@pytest.mark.parametrize("in_boxes", [False, True])
+@pytest.mark.parametrize("in_panels", [False, True])
 def test_every_product_is_added_once_with_the_scales_of_its_row_and_column(
-    block_m: int, columns: int, stages: int, in_boxes: bool, halves: bool
+    block_m: int, columns: int, stages: int, in_panels: bool, halves: bool
 ) -> None:
     """A thread's register i of a product is in column i // 4 * 8 + i % 2 (and two further on for the next thread)."""
     registers = columns // 2
-    loops = _loops(_text(block_m, columns, stages, in_boxes, halves=halves))
+    loops = _loops(_text(block_m, columns, stages, in_panels, halves=halves))
     assert loops.keys() == _expected(block_m, columns, halves)
     for (waves, low), loop in loops.items():
         additions = ADDITION.findall(loop)
@@ -83,11 +83,11 @@ def test_every_product_is_added_once_with_the_scales_of_its_row_and_column(
 
 
 @pytest.mark.parametrize(("block_m", "columns", "stages", "halves"), FORMS)
-@pytest.mark.parametrize("in_boxes", [False, True])
+@pytest.mark.parametrize("in_panels", [False, True])
 def test_a_k_block_waits_multiplies_and_releases_once(
-    block_m: int, columns: int, stages: int, in_boxes: bool, halves: bool
+    block_m: int, columns: int, stages: int, in_panels: bool, halves: bool
 ) -> None:
-    text = _text(block_m, columns, stages, in_boxes, halves=halves)
+    text = _text(block_m, columns, stages, in_panels, halves=halves)
     assert "bar.sync" not in text
     assert text.count("@p bra.uni one_wave;") == text.count(" one_wave: ") == int(halves)
     loops, blocks = _loops(text), own_pace.unrolled(columns)
@@ -95,8 +95,8 @@ def test_a_k_block_waits_multiplies_and_releases_once(
     for (waves, low), loop in loops.items():
         assert loop.count("@!ready bra.uni wait_") == blocks
         assert loop.count("[freed];") == blocks  # the slot's release
-        assert loop.count("mbarrier.arrive") == blocks + in_boxes  # and that of a box
-        assert loop.count("@!boxed bra.uni wait_") == int(in_boxes)
+        assert loop.count("mbarrier.arrive") == blocks + in_panels  # and that of a panel
+        assert loop.count("@!panel_ready bra.uni wait_") == int(in_panels)
         assert loop.count("wgmma.mma_async") == 4 * loop.count("wgmma.wait_group.sync.aligned 0;") == 4 * waves * blocks
         for i in range(blocks):
             assert text.count(f" wait_{waves}_{low}_{i}: ") == text.count(f" full_{waves}_{low}_{i}: ") == 1
@@ -111,12 +111,12 @@ def test_scales_and_barriers_lie_between_the_slots(tile: tuple[int, int, int]) -
     block_m, columns, stages = tile
     control, first_w = own_pace.control_bytes(block_m, stages), own_pace.first_row_of_w(block_m, stages)
     slots, lines = stages * block_m * 128, own_pace.scale_lines(block_m, stages)
-    # Views in units of a line, of a slot's scales and of a box reach the end of the slots of x.
+    # Views in units of a line, of a slot's scales and of a panel reach the end of the slots of x.
     assert slots % own_pace.line_bytes() == slots % (4 * block_m) == slots % (16 * block_m) == 0
-    assert lines * own_pace.line_bytes() >= max(4 * stages * block_m, scale_boxes() * 16 * block_m)
+    assert lines * own_pace.line_bytes() >= max(4 * stages * block_m, scale_panels() * 16 * block_m)
     assert control % 1024 == 0  # to which w's slots are aligned
     assert control >= (lines + 3) * own_pace.line_bytes()
-    assert 8 * stages + 8 * 2 * scale_boxes() <= own_pace.line_bytes()
+    assert 8 * stages + 8 * 2 * scale_panels() <= own_pace.line_bytes()
     assert first_w * 128 == slots + control
     knobs = {"BLOCK_SIZE_M": block_m, "BLOCK_SIZE_N": columns, "num_stages": stages, "OWN_PACE": True}
     assert _ring_bytes(knobs) == slots + control + stages * columns * 128 + 288
@@ -136,40 +136,40 @@ def _evaluated(text: str, registers: dict[str, int]) -> dict[str, int]:
 
 @pytest.mark.parametrize(("block_m", "columns", "stages"), TILES)
 def test_an_iteration_reads_its_k_blocks_of_the_box_that_has_them(block_m: int, columns: int, stages: int) -> None:
-    tile = own_pace._Tile(block_m, columns, stages, in_boxes=True)
+    tile = own_pace._Tile(block_m, columns, stages, in_panels=True)
     each = own_pace.unrolled(columns)
-    for iteration in range(4 * scale_boxes() * 4 // each):
-        box, place = divmod(iteration * each, 4)
-        known = {"share": iteration, "first_scales": 1 << 16, "box_fulls": 1 << 20}
-        found = _evaluated(own_pace._box_addresses(tile), known)
-        assert found["scales"] == (1 << 16) + box % scale_boxes() * 16 * block_m + 4 * place
-        assert found["box_full"] == (1 << 20) + 8 * (box % scale_boxes())
-        assert found["box_phase"] == box // scale_boxes() % 2
+    for iteration in range(4 * scale_panels() * 4 // each):
+        panel, place = divmod(iteration * each, 4)
+        known = {"iteration": iteration, "first_scales": 1 << 16, "panel_fulls": 1 << 20}
+        found = _evaluated(own_pace._panel_addresses(tile), known)
+        assert found["scales"] == (1 << 16) + panel % scale_panels() * 16 * block_m + 4 * place
+        assert found["panel_full"] == (1 << 20) + 8 * (panel % scale_panels())
+        assert found["panel_phase"] == panel // scale_panels() % 2
 
 
 @pytest.mark.parametrize(("block_m", "columns", "stages"), TILES)
 def test_a_warpgroup_reads_the_scales_of_its_rows(block_m: int, columns: int, stages: int) -> None:
     rows = [64 * wave + half for wave in range(block_m // 128) for half in (0, 8)]
-    for group, in_boxes in itertools.product((0, 1), (False, True)):
-        row, size = group * block_m // 2, 16 if in_boxes else 4
-        text = _text(block_m, columns, stages, in_boxes, row=row)
+    for group, in_panels in itertools.product((0, 1), (False, True)):
+        row, size = group * block_m // 2, 16 if in_panels else 4
+        text = _text(block_m, columns, stages, in_panels, row=row)
         assert f"add.u32 first_scales, first_scales, {stages * block_m * 128 + size * row};" in text
         offsets = {int(offset) for offset in re.findall(r"ld\.shared\.f32 r\d, \[scales \+ (\d+)\]", text)}
-        blocks = range(own_pace.unrolled(columns) if in_boxes else 1)
+        blocks = range(own_pace.unrolled(columns) if in_panels else 1)
         assert offsets == {size * each + 4 * block for each in rows for block in blocks}
 
 
 @pytest.mark.parametrize(("block_m", "columns", "stages", "halves"), FORMS)
-@pytest.mark.parametrize("in_boxes", [False, True])
+@pytest.mark.parametrize("in_panels", [False, True])
 def test_operands_are_those_of_the_constraints(
-    block_m: int, columns: int, stages: int, in_boxes: bool, halves: bool
+    block_m: int, columns: int, stages: int, in_panels: bool, halves: bool
 ) -> None:
     """A part's registers of each kind of operand, of which the first is read."""
     width = wave_part_columns(columns)
     parts = block_m // 128 * columns // width
-    kinds = own_pace._constraints(parts, width, in_boxes, halves).split(",")
+    kinds = own_pace._constraints(parts, width, in_panels, halves).split(",")
     numbers = {
-        int(number) for number in re.findall(r"\$(\d+)", _text(block_m, columns, stages, in_boxes, halves=halves))
+        int(number) for number in re.findall(r"\$(\d+)", _text(block_m, columns, stages, in_panels, halves=halves))
     }
     sums = block_m // 128 * columns // 2
     assert kinds[:sums] == ["=&f"] * sums

@@ -178,7 +178,7 @@ def stage_buffers(knobs: Knobs) -> int:
 def _ring_bytes(knobs: Knobs) -> int:
     """Shared memory of the slots, each with scales for every row, and of the barriers.
 
-    With waves, scales may be in two boxes of four K blocks instead, and slots are aligned to 1024 bytes (own_pace.py).
+    With waves, scales may be in two panels of four K blocks instead, and slots are aligned to 1024 bytes (own_pace.py).
     """
     m, n, stages = (int_knob(knobs, name) for name in ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "num_stages"))
     control = stages * 4 * m + 1024

@@ -6,7 +6,7 @@ barrier and before each arrival (docs/explanation/kernels.md). Here every warp w
 tested before the additions that lead to it, w's scales are loaded a K block ahead, and the loop has a copy for each
 place that an edge between two blocks of w's scales can have in a tile.
 
-x's scales come with the slots, a column of each slot's K block, or in boxes of four K blocks (scale_boxes.py).
+x's scales come with the slots, a column of each slot's K block, or in panels of four K blocks (scale_panels.py).
 
 The instructions need addresses, which Gluon does not expose: slots, x's scales and barriers are one allocation at the
 beginning of the program's shared memory (`allocate`), as in wgmma_any_n.py. Written in Gluon, which has no interpreter.
@@ -20,7 +20,7 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 
 from gemmpipe.templates.hopper.epilogue import cluster_arrive
 from gemmpipe.templates.hopper.gluon_compat import view_as, view_as_ring, view_as_row
-from gemmpipe.templates.hopper.scale_boxes import scale_boxes
+from gemmpipe.templates.hopper.scale_panels import scale_panels
 from gemmpipe.templates.hopper.waves import wave_count
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def,assignment"
@@ -34,8 +34,8 @@ def line_bytes():
 
 @gluon.constexpr_function
 def scale_lines(block_m, stages):
-    """Lines that x's scales take: those of the boxes, or of the slots' columns if they are more."""
-    return max(4 * scale_boxes(), stages) * block_m * 4 // line_bytes()
+    """Lines that x's scales take: those of the panels, or of the slots' columns if they are more."""
+    return max(4 * scale_panels(), stages) * block_m * 4 // line_bytes()
 
 
 @gluon.constexpr_function
@@ -48,12 +48,12 @@ def control_bytes(block_m, stages):
 
 
 @gluon.jit
-def allocate(x, BLOCK_SIZE_M: gl.constexpr, BLOCK_SIZE_N: gl.constexpr, STAGES: gl.constexpr, IN_BOXES: gl.constexpr):
-    """(x's slots, w's slots, x's scales, full, empty, handover, boxed, a line for init_warp): views of one allocation.
+def allocate(x, BLOCK_SIZE_M: gl.constexpr, BLOCK_SIZE_N: gl.constexpr, STAGES: gl.constexpr, IN_PANELS: gl.constexpr):
+    """(x's slots, w's slots, x's scales, full, empty, handover, panel_bars, a line for init_warp): of one allocation.
 
     It is the largest, which Triton places first. w's view is all of it, in buffers of eight rows, with its slots last;
-    that of the scales ends with them: boxes [rows, 4] with IN_BOXES, else a column [rows] for each slot. handover and
-    boxed: all barriers of a line, of which the last ones are store_warp.py's or box_warp's.
+    that of the scales ends with them: panels [rows, 4] with IN_PANELS, else a column [rows] for each slot. handover and
+    panel_bars: all barriers of a line, of which the last ones are store_warp.py's or panel_warp's.
     """
     X_BYTES: gl.constexpr = STAGES * BLOCK_SIZE_M * 128
     BYTES: gl.constexpr = X_BYTES + control_bytes(BLOCK_SIZE_M, STAGES) + STAGES * BLOCK_SIZE_N * 128
@@ -64,16 +64,16 @@ def allocate(x, BLOCK_SIZE_M: gl.constexpr, BLOCK_SIZE_N: gl.constexpr, STAGES: 
     BARRIERS: gl.constexpr = mbarrier.MBarrierLayout()
     everything = gl.allocate_shared_memory(x.dtype, [BYTES // 1024, 8, 128], x.layout)
     x_ring = view_as_ring(everything, STAGES, BLOCK_SIZE_M)
-    if IN_BOXES:
-        scales = view_as(everything, gl.float32, [8 * STAGES + scale_boxes(), BLOCK_SIZE_M, 4], ROWS)
+    if IN_PANELS:
+        scales = view_as(everything, gl.float32, [8 * STAGES + scale_panels(), BLOCK_SIZE_M, 4], ROWS)
     else:
         scales = view_as(everything, gl.float32, [32 * STAGES + STAGES, BLOCK_SIZE_M], FLAT)
     lines = view_as(everything, gl.float32, [LINES + 3, LENGTH], FLAT)
     full = view_as(lines.index(LINES), gl.int64, [STAGES, 1], BARRIERS)
     empty = view_as(lines.index(LINES + 1), gl.int64, [STAGES, 1], BARRIERS)
     handover = view_as(lines.index(LINES), gl.int64, [LENGTH // 2, 1], BARRIERS)
-    boxed = view_as(lines.index(LINES + 1), gl.int64, [LENGTH // 2, 1], BARRIERS)
-    return x_ring, everything, scales, full, empty, handover, boxed, view_as_row(lines.index(LINES + 2), 32)
+    panel_bars = view_as(lines.index(LINES + 1), gl.int64, [LENGTH // 2, 1], BARRIERS)
+    return x_ring, everything, scales, full, empty, handover, panel_bars, view_as_row(lines.index(LINES + 2), 32)
 
 
 @gluon.constexpr_function
@@ -87,8 +87,8 @@ def _init_asm(block_m, stages, fillers):
     ]
     for line, counts in (
         (first, [1] * 4),
-        (first + line_bytes(), [1] * scale_boxes() + [8] * scale_boxes()),
-    ):  # handover, boxed
+        (first + line_bytes(), [1] * scale_panels() + [8] * scale_panels()),
+    ):  # handover, panel_bars
         places = range(line + line_bytes() - len(counts) * 8, line + line_bytes(), 8)
         pairs = zip(places, counts, strict=True)
         inits += [f"@p mbarrier.init.shared::cta.b64 [at + {place}], {count};" for place, count in pairs]
@@ -133,12 +133,12 @@ def first_row_of_w(block_m, stages):
 
 @dataclass(frozen=True)
 class _Tile:
-    """What the loops of a tile are made for. in_boxes: whether x's scales are in boxes."""
+    """What the loops of a tile are made for. in_panels: whether x's scales are in panels."""
 
     block_m: int
     columns: int
     stages: int
-    in_boxes: bool
+    in_panels: bool
 
 
 @gluon.constexpr_function
@@ -187,33 +187,33 @@ def _slot_addresses(tile):
     """PTX: the addresses of a slot's barriers, of the thread's scales in it, and the descriptors of its x and w."""
     return (
         "mad.lo.u32 full, slot, 8, fulls; mad.lo.u32 empty, slot, 8, empties;"
-        f" {'' if tile.in_boxes else f'mad.lo.u32 scales, slot, {4 * tile.block_m}, first_scales;'}"
+        f" {'' if tile.in_panels else f'mad.lo.u32 scales, slot, {4 * tile.block_m}, first_scales;'}"
         f" mul.wide.u32 x, slot, {8 * tile.block_m}; add.s64 x_slot, x, x_first;"
         f" mul.wide.u32 w, slot, {8 * tile.columns}; add.s64 w_slot, w, w_first;"
     )
 
 
 @gluon.constexpr_function
-def _box_addresses(tile):
-    """PTX: the thread's scales of an iteration, and the barrier and phase of their box.
+def _panel_addresses(tile):
+    """PTX: the thread's scales of an iteration, and the barrier and phase of their panel.
 
-    `share` counts iterations: its lowest bits are the half of a box, if it has two iterations, the box, and its phase.
+    `iteration` counts them: its lowest bits are the half of a panel, if it has two of them, the panel, and its phase.
     """
-    halves, bits = 4 // unrolled(tile.columns) - 1, scale_boxes().bit_length() - 1
+    halves, bits = 4 // unrolled(tile.columns) - 1, scale_panels().bit_length() - 1
     return (
-        f"bfe.u32 at, share, {halves}, {bits}; bfe.u32 box_phase, share, {halves + bits}, 1;"
-        f" mad.lo.u32 scales, at, {16 * tile.block_m}, first_scales; mad.lo.u32 box_full, at, 8, box_fulls;"
-        f" {'and.b32 at, share, 1; mad.lo.u32 scales, at, 8, scales;' if halves else ''}"
+        f"bfe.u32 at, iteration, {halves}, {bits}; bfe.u32 panel_phase, iteration, {halves + bits}, 1;"
+        f" mad.lo.u32 scales, at, {16 * tile.block_m}, first_scales; mad.lo.u32 panel_full, at, 8, panel_fulls;"
+        f" {'and.b32 at, iteration, 1; mad.lo.u32 scales, at, 8, scales;' if halves else ''}"
     )
 
 
 @gluon.constexpr_function
-def _next_share(tile):
-    """PTX: release a box after its last K block, and go on to the scales of the next iteration."""
-    last = "setp.eq.u32 p, 0, 0;" if unrolled(tile.columns) == 4 else "and.b32 at, share, 1; setp.eq.u32 p, at, 1;"
+def _next_scales(tile):
+    """PTX: release a panel after its last K block, and go on to the scales of the next iteration."""
+    last = "setp.eq.u32 p, 0, 0;" if unrolled(tile.columns) == 4 else "and.b32 at, iteration, 1; setp.eq.u32 p, at, 1;"
     return (
-        f"{last} and.pred p, p, leader; @p mbarrier.arrive.shared::cta.b64 _, [box_full + {8 * scale_boxes()}];"
-        f" add.u32 share, share, 1; {_box_addresses(tile)}"
+        f"{last} and.pred p, p, leader; @p mbarrier.arrive.shared::cta.b64 _, [panel_full + {8 * scale_panels()}];"
+        f" add.u32 iteration, iteration, 1; {_panel_addresses(tile)}"
     )
 
 
@@ -234,17 +234,17 @@ def _wait():
 
 
 @gluon.constexpr_function
-def _wait_for_box():
-    """PTX: boxed = whether the current box of x's scales is full, as _wait."""
-    return "mbarrier.try_wait.parity.shared::cta.b64 boxed, [box_full], box_phase;"
+def _wait_for_panel():
+    """PTX: panel_ready = whether the current panel of x's scales is full, as _wait."""
+    return "mbarrier.try_wait.parity.shared::cta.b64 panel_ready, [panel_full], panel_phase;"
 
 
 @gluon.constexpr_function
 def _block(tile, waves, low, i):
     """PTX of K block i of an iteration: (the instructions if its slot is full by now, those that wait for it)."""
-    edges, name, begins = low < tile.columns, f"{waves}_{low}_{i}", tile.in_boxes and i == 0
-    row, place = (16, 4 * i) if tile.in_boxes else (4, 0)
-    body = [f"@!ready bra.uni wait_{name};", f"@!boxed bra.uni wait_{name};" if begins else "", f"full_{name}:"]
+    edges, name, begins = low < tile.columns, f"{waves}_{low}_{i}", tile.in_panels and i == 0
+    row, place = (16, 4 * i) if tile.in_panels else (4, 0)
+    body = [f"@!ready bra.uni wait_{name};", f"@!panel_ready bra.uni wait_{name};" if begins else "", f"full_{name}:"]
     body += ["setp.gt.s32 more, left, 1; selp.b64 step, 4, 0, more;"]
     body += ["add.s64 lows, lows, step; add.s64 highs, highs, step;"]
     for wave in range(waves):
@@ -254,16 +254,16 @@ def _block(tile, waves, low, i):
         if wave == 0:
             body += ["ld.global.f32 next_low, [lows];", "ld.global.f32 next_high, [highs];" if edges else ""]
         body += [_scale_products(edges)]
-        if tile.in_boxes and last and i == unrolled(tile.columns) - 1:
+        if tile.in_panels and last and i == unrolled(tile.columns) - 1:
             # While the product runs: between two products of narrow tiles there is no time for it.
-            body += [_next_share(tile), f"@more {_wait_for_box()}"]
+            body += [_next_scales(tile), f"@more {_wait_for_panel()}"]
         body += ["wgmma.wait_group.sync.aligned 0;"]
         if last:
             body += [_next_slot(tile), "@leader mbarrier.arrive.shared::cta.b64 _, [freed];", f"@more {_wait()}"]
         body += [_additions(tile.columns, low, wave * tile.columns // 2)]
     body += ["mov.f32 low, next_low;", "mov.f32 high, next_high;" if edges else "", "sub.s32 left, left, 1;"]
     wait = f"wait_{name}: {_wait()} @!ready bra.uni wait_{name};"
-    wait += f" {_wait_for_box()} @!boxed bra.uni wait_{name};" if begins else ""
+    wait += f" {_wait_for_panel()} @!panel_ready bra.uni wait_{name};" if begins else ""
     return " ".join(body), f"{wait} bra.uni full_{name};"
 
 
@@ -283,9 +283,9 @@ def _begin(tile, sums, given, row, edges):
     """PTX before the loops: empty sums, and what the operands determine."""
     slots = tile.stages * tile.block_m * 128
     barriers = slots + scale_lines(tile.block_m, tile.stages) * line_bytes()
-    each = 16 if tile.in_boxes else 4  # bytes of a row's scales
+    each = 16 if tile.in_panels else 4  # bytes of a row's scales
     whole = list(zip(("slot", "phase", "left", "edge"), given[4:8], strict=True))
-    whole += [("share", given[9])] if tile.in_boxes else []
+    whole += [("iteration", given[9])] if tile.in_panels else []
     wide = zip(("x_first", "w_first", "lows", "highs"), given[:4], strict=True)
     return " ".join(
         [
@@ -294,7 +294,7 @@ def _begin(tile, sums, given, row, edges):
             # From lane 0, so that ptxas knows that they are the same in a warp.
             *(f"shfl.sync.idx.b32 {name}, {operand}, 0, 31, -1;" for name, operand in whole),
             f"mov.u32 at, global_smem; add.u32 fulls, at, {barriers}; add.u32 empties, fulls, {line_bytes()};",
-            f"add.u32 box_fulls, empties, {line_bytes() - 16 * scale_boxes()};",
+            f"add.u32 panel_fulls, empties, {line_bytes() - 16 * scale_panels()};",
             # Not from %tid.x: with that ptxas computes a worker's addresses and descriptors for each thread.
             f"mad.lo.u32 first_scales, {given[8]}, {each}, at;"
             f" add.u32 first_scales, first_scales, {slots + each * row};",
@@ -305,7 +305,7 @@ def _begin(tile, sums, given, row, edges):
             "ld.global.f32 low, [lows];",
             "ld.global.f32 high, [highs];" if edges else "",
             _slot_addresses(tile),
-            f"{_box_addresses(tile)} {_wait_for_box()}" if tile.in_boxes else "",
+            f"{_panel_addresses(tile)} {_wait_for_panel()}" if tile.in_panels else "",
             _wait(),
         ]
     )
@@ -325,21 +325,21 @@ def _loops(tile, waves, scale_block):
 
 
 @gluon.constexpr_function
-def loop_asm(columns, parts, block_m, stages, row, scale_block, in_boxes, halves):
+def loop_asm(columns, parts, block_m, stages, row, scale_block, in_panels, halves):
     """PTX of the loops. Operands after the sums, as often as a part has registers: those of multiply_at_own_pace."""
-    tile, count = _Tile(block_m, columns, stages, in_boxes), wave_count(block_m)
+    tile, count = _Tile(block_m, columns, stages, in_panels), wave_count(block_m)
     sums, width, lows = count * columns // 2, columns // 2 // parts, low_columns(columns, scale_block)
     given = [f"${sums + i * width}" for i in range(11)]
     registers = [
-        ".reg .pred p, ready, boxed, more, wrapped, leader;"
+        ".reg .pred p, ready, panel_ready, more, wrapped, leader;"
         " .reg .b32 at, slot, phase, left, edge, full, empty, freed, scales, fulls, empties, first_scales;"
-        " .reg .b32 share, box_full, box_phase, box_fulls;"
+        " .reg .b32 iteration, panel_full, panel_phase, panel_fulls;"
         " .reg .b64 x, w, x_slot, w_slot, x_first, w_first, lows, highs, step;"
         f" .reg .f32 d<{columns // 2}>; .reg .f32 r0, r1, l0, l1, h0, h1, low, high, next_low, next_high;"
     ]
     text = [*registers, _begin(tile, sums, given, row, lows[-1] < columns)]
     if halves:
-        text += [f"shfl.sync.idx.b32 at, {given[10 if in_boxes else 9]}, 0, 31, -1;"]
+        text += [f"shfl.sync.idx.b32 at, {given[10 if in_panels else 9]}, 0, 31, -1;"]
         text += ["setp.eq.s32 p, at, 1; @p bra.uni one_wave;"]
     loops, waits = _loops(tile, count, scale_block)
     text += loops
@@ -350,9 +350,9 @@ def loop_asm(columns, parts, block_m, stages, row, scale_block, in_boxes, halves
 
 
 @gluon.constexpr_function
-def _constraints(parts, width, in_boxes, halves):
+def _constraints(parts, width, in_panels, halves):
     each = width // 2  # registers of a part
-    kinds = ["l"] * 4 + ["r"] * (5 + in_boxes + halves)
+    kinds = ["l"] * 4 + ["r"] * (5 + in_panels + halves)
     return ",".join(["=&f"] * (parts * each) + [kind for kind in kinds for _ in range(each)])
 
 
@@ -363,23 +363,23 @@ def _types(count):
 
 @gluon.jit
 def multiply_at_own_pace(
-    wg, x_at, w_at, slot, phase, blocks, low_ptr, high_ptr, edge, box, half, STAGES: gl.constexpr,
+    wg, x_at, w_at, slot, phase, blocks, low_ptr, high_ptr, edge, panel, half, STAGES: gl.constexpr,
     SCALE_BLOCK: gl.constexpr,
 ):  # fmt: skip
     """The sums of a tile's K blocks, from this slot on; returns (slot, phase, sums).
 
     x_at, w_at: descriptors of this warpgroup's rows of x, and of all columns of w, in the first slots. low_ptr,
-    high_ptr: w's scales along K of the columns before `edge` and from there on. box: boxes of x's scales before this
+    high_ptr: w's scales along K of the columns before `edge` and from there on. panel: panels of x's scales before this
     tile, whose K blocks are a multiple of four, or None: the slots have them. half: a waves.Half, of which
     a half tile has one wave, or None. blocks: at least 1.
     """
     PARTS: gl.constexpr = wave_count(wg.BLOCK_SIZE_M) * wg.PARTS
-    IN_BOXES: gl.constexpr = box is not None
+    IN_PANELS: gl.constexpr = panel is not None
     HALVES: gl.constexpr = half is not None
     text: gl.constexpr = loop_asm(
-        wg.COLUMNS, wg.PARTS, wg.BLOCK_SIZE_M, STAGES, wg.ROW, SCALE_BLOCK, IN_BOXES, HALVES,
+        wg.COLUMNS, wg.PARTS, wg.BLOCK_SIZE_M, STAGES, wg.ROW, SCALE_BLOCK, IN_PANELS, HALVES,
     )  # fmt: skip
-    constraints: gl.constexpr = _constraints(PARTS, wg.WIDTH, IN_BOXES, HALVES)
+    constraints: gl.constexpr = _constraints(PARTS, wg.WIDTH, IN_PANELS, HALVES)
     types: gl.constexpr = _types(PARTS)
     wide = gl.zeros([64, wg.WIDTH], gl.int64, wg.LAYOUT)
     narrow = gl.zeros([64, wg.WIDTH], gl.int32, wg.LAYOUT)
@@ -390,8 +390,8 @@ def multiply_at_own_pace(
         rows += 64 * half.second
     operands = (wide + x_at, wide + w_at, wide + lows, wide + highs)
     operands += (narrow + slot, narrow + phase, narrow + blocks, narrow + edge, narrow + rows)
-    if IN_BOXES:
-        operands += (narrow + box * (4 // unrolled(wg.COLUMNS)),)
+    if IN_PANELS:
+        operands += (narrow + panel * (4 // unrolled(wg.COLUMNS)),)
     if HALVES:
         operands += (narrow + half.waves,)
     sums = gl.inline_asm_elementwise(text, constraints, operands, dtype=types, is_pure=False, pack=wg.WIDTH // 2)

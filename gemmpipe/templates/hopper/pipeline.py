@@ -21,7 +21,7 @@ class Ring(NamedTuple):
 
     x [slots, BLOCK_SIZE_M, BLOCK_SIZE_K]; w [slots, BLOCK_SIZE_N, BLOCK_SIZE_K], or several buffers per slot of the
     same total size (see allocate_w_ring, wgmma_any_n.allocate_rings); scales of x's rows [slots, BLOCK_SIZE_M], or
-    boxes [boxes, BLOCK_SIZE_M, 4] (scale_boxes.py), with further places before them or not, or None. A warpgroup's
+    panels [panels, BLOCK_SIZE_M, 4] (scale_panels.py), with further places before them or not, or None. A warpgroup's
     tiles are stored through stage [2, 64, columns], or None. full, empty, ready: allocate_barriers.
     """
 

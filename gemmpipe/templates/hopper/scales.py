@@ -3,7 +3,7 @@
 TMA copies a tile's scales if they are M-major and every column begins at a multiple of 16 bytes
 (pipeline.producer_warp). Row-major, a tile's scales of one K block are in as many lines as it has rows; these warps
 read four K blocks at a time into registers, ahead of the slots that they are for. With OWN_PACE whole fours come in
-boxes instead (scale_boxes.py), and these warps load what neither TMA nor boxes can. Written in Gluon, which has no
+panels instead (scale_panels.py), and these warps load what neither TMA nor panels can. Written in Gluon, which has no
 interpreter.
 
 The protocol, for each use of a slot (one K block of one work tile):
