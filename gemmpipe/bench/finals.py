@@ -5,6 +5,7 @@ choice (`RacingRules`).
 """
 
 import random
+import time
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -25,6 +26,7 @@ from gemmpipe.bench.timer import TimedReplay, Timer, paired_ratio
 from gemmpipe.core.cpu_load import ForeignProcessorTime
 from gemmpipe.core.data import Candidate, Problem, Status, Trial, median
 from gemmpipe.family import Launch
+from gemmpipe.family.roofline import reaches_power_limit
 
 if TYPE_CHECKING:
     import torch
@@ -207,6 +209,7 @@ class FinalsJob(Job):
             finalists = self._check(context, setup, trials)
             finalists = self._capture(context, setup, finalists, trials)
         with context.timed("finals"):
+            self._reach_sustained_clocks(context, setup, finalists)
             shared = self._race_undisturbed(context, setup, finalists)
         without = context.clock.no_dependent_launch
         return trials + [replace(self._trial(each), shared=shared, no_dependent_launch=without) for each in finalists]
@@ -312,6 +315,25 @@ class FinalsJob(Job):
 
     def _passes(self, candidate: Candidate, error: float) -> bool:
         return candidate.id in self.unchecked or error < self.err_ratio
+
+    def _reach_sustained_clocks(
+        self, context: WorkerContext, setup: ProblemSetup, finalists: list[FinalistRun]
+    ) -> None:
+        """Replay the finalists in turn until a GPU has the clocks that it keeps, if it computes the product at fewer.
+
+        Else the first rounds have higher clocks than the others, and the choice depends on how long the race is.
+        """
+        racing = [r for r in finalists if not r.far_behind]
+        if not context.clock.overlaps or not reaches_power_limit(context.bench.family, setup.spec):
+            return
+        until, turn = time.monotonic() + self.timer.sustained_ms / 1e3, 0
+        while racing and time.monotonic() < until:
+            finalist = racing[turn % len(racing)]
+            context.in_flight.begin(finalist.position)
+            for replay in finalist.replays:
+                replay()
+            turn += 1
+        context.in_flight.begin(RUNNING_SEVERAL)
 
     def _race_undisturbed(self, context: WorkerContext, setup: ProblemSetup, finalists: list[FinalistRun]) -> bool:
         """Race, and again if another process used the GPU. True if one used it during the second race as well.

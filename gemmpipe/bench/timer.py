@@ -68,8 +68,13 @@ class Timer:
     2026-11-23).
     """
 
+    sustained_ms: float = 0.0
+    """On a GPU launches of this total time run before the finals of products at the power limit, so that all rounds
+    have the clocks of sustained work (`roofline.reaches_power_limit`); 0: none."""
+
     def __post_init__(self) -> None:
-        check_at_least(0, warmup=self.warmup, budget_ms=self.budget_ms, block_us=self.block_us)
+        milliseconds = {"budget_ms": self.budget_ms, "sustained_ms": self.sustained_ms}
+        check_at_least(0, warmup=self.warmup, block_us=self.block_us, **milliseconds)
         check_at_least(1, iters=self.iters, rounds=self.rounds)
 
     def launches_per_block(self, time_us: float) -> int:

@@ -50,6 +50,11 @@ class Bench(Stage):
         """True if other kernels run between timed launches: part of the rows' policy."""
         return self.timer.separate
 
+    @property
+    def sustained_clocks(self) -> bool:
+        """True if products at the power limit are timed at the clocks of sustained work: part of their rows' policy."""
+        return self.timer.sustained_ms > 0
+
     def __post_init__(self) -> None:
         if not 0 < self.err_ratio <= 1:
             raise ValueError(f"err_ratio={self.err_ratio:g}, expected above 0 and at most 1")

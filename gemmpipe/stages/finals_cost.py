@@ -10,6 +10,7 @@ from gemmpipe.bench.jobs import LONG_LAUNCH_US
 from gemmpipe.bench.timer import Timer
 from gemmpipe.core.data import Device, Problem, median
 from gemmpipe.family import Family, GemmSpec
+from gemmpipe.family.roofline import reaches_power_limit
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -95,11 +96,12 @@ class FinalsCost:
 
     @cached_property
     def setup_s(self) -> float:
-        """The seconds of the operands and the reference."""
+        """The seconds of the operands and the reference, and of the launches before the rounds."""
         if self._on_cpu:
             return cpu_setup_s(self.family, self.spec)
         rate = _FLOPS_PER_S if self.spec.experts is None else _FLOPS_PER_S_EXPERTS
-        return _SETUP_S + self.family.flops(self.spec) / rate
+        warm_s = self.timer.sustained_ms / 1e3 if reaches_power_limit(self.family, self.spec) else 0.0
+        return _SETUP_S + self.family.flops(self.spec) / rate + warm_s
 
     @cached_property
     def _sets(self) -> int:

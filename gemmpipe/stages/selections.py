@@ -1,14 +1,15 @@
 """Rows of the selections table: the chosen candidate, its times, and its comparison with others."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING, Protocol
 
 from gemmpipe.core.data import TIMED, Device, Problem, Status
 from gemmpipe.family import Family, GemmSpec
+from gemmpipe.family.roofline import reaches_power_limit
 from gemmpipe.stages.rows import candidate_of, config_text, quantile
 from gemmpipe.stages.selection_rules import Finalist, Selection
-from gemmpipe.tables.merge import CUT_SHORT, shared_policy, without_dependent
+from gemmpipe.tables.merge import CUT_SHORT, DEPENDENT, SUSTAINED, shared_policy, without
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -20,7 +21,7 @@ def finalists_of(trials: "pd.DataFrame", stage: str) -> dict[str, list[Finalist]
     found: dict[str, list[Finalist]] = {}
     columns = ["problem", "libtype", "config", "samples_us", "extra_weight_bytes", "err_ratio", "kernelName"]
     rows = timed[[*columns, "status", "shared", "no_dependent_launch"]].itertuples(index=False)
-    for problem, libtype, config, samples, extra, err, name, status, shared, without in rows:
+    for problem, libtype, config, samples, extra, err, name, status, shared, no_dependent in rows:
         finalist = Finalist(
             candidate=candidate_of(libtype, config),
             samples_us=tuple(samples),
@@ -29,7 +30,7 @@ def finalists_of(trials: "pd.DataFrame", stage: str) -> dict[str, list[Finalist]
             kernel_name=name,
             complete=status == Status.OK,
             shared=bool(shared),
-            no_dependent_launch=bool(without),
+            no_dependent_launch=bool(no_dependent),
         )
         found.setdefault(problem, []).append(finalist)
     return found
@@ -50,9 +51,16 @@ class RowContext(Protocol):
     def cut_short(self) -> AbstractSet[str]: ...
 
 
-def policy(problems: Iterable[Problem], finalist: Finalist, context: RowContext) -> str:
+def policy_of_times(run_policy: str, family: Family, problems: Iterable[Problem], *, no_dependent: bool) -> str:
+    """The run's policy without what times of these problems do not have."""
+    if not all(reaches_power_limit(family, family.spec(problem)) for problem in problems):
+        run_policy = without(run_policy, SUSTAINED)
+    return without(run_policy, DEPENDENT) if no_dependent else run_policy
+
+
+def policy(problems: Collection[Problem], finalist: Finalist, context: RowContext) -> str:
     """The row's policy; a shared device or a search cut short make it provisional: it only fills a gap."""
-    parts = [without_dependent(context.policy) if finalist.no_dependent_launch else context.policy]
+    parts = [policy_of_times(context.policy, context.family, problems, no_dependent=finalist.no_dependent_launch)]
     if finalist.shared and shared_policy(context.device.kind) not in context.policy:
         parts.append(shared_policy(context.device.kind))
     if any(p.id in context.cut_short for p in problems):

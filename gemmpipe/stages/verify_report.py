@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from gemmpipe.bench.timer import PairedRatio, paired_ratio
 from gemmpipe.core import schema
-from gemmpipe.core.data import TIMED, Status
+from gemmpipe.core.data import TIMED, Problem, Status
 from gemmpipe.core.errors import check_at_least
 from gemmpipe.core.events import counted, verb
 from gemmpipe.core.shell import shell_join
@@ -17,7 +17,8 @@ from gemmpipe.core.units import time_text
 from gemmpipe.stages import Context, Stage
 from gemmpipe.stages.load import CANNOT_RUN
 from gemmpipe.stages.rows import row_samples_us
-from gemmpipe.tables.merge import SHARED_CPU, SHARED_GPU, is_provisional, without_dependent
+from gemmpipe.stages.selections import policy_of_times
+from gemmpipe.tables.merge import SHARED_CPU, SHARED_GPU, is_provisional
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -114,10 +115,12 @@ class VerifyReport(Stage):
         finals = tables["trials"][tables["trials"]["stage"] == "bench"]
         by_problem = {str(name): trials.to_dict("records") for name, trials in finals.groupby("problem", sort=False)}
         calls = worst_calls(tables.get("called"))
+        problems = {problem.id: problem for problem in context.problems}
         rows: list[dict[str, object]] = []
         for recorded in tables["selections"].to_dict("records"):
             trials = by_problem.get(str(recorded["problem"]), [])
-            verified = self._verify_row(recorded, trials, context)  # type: ignore[arg-type]
+            own_problem = problems.get(str(recorded["problem"]))
+            verified = self._verify_row(recorded, trials, own_problem, context)  # type: ignore[arg-type]
             call = calls.get((str(recorded["problem"]), str(recorded["candidate"])))
             rows.append(self._with_call(verified, call, context))
         stale = [row for row in rows if row["verdict"] == STALE]
@@ -139,9 +142,13 @@ class VerifyReport(Stage):
         }
 
     def _verify_row(
-        self, row: Mapping[str, object], trials: Sequence[Mapping[str, object]], context: Context
+        self,
+        row: Mapping[str, object],
+        trials: Sequence[Mapping[str, object]],
+        problem: Problem | None,
+        context: Context,
     ) -> dict[str, object]:
-        """One row of `verified`."""
+        """One row of `verified`; without its problem the row was not timed."""
         own = next((t for t in trials if t["candidate"] == row["candidate"]), None)
         timed = [t for t in trials if t["status"] in TIMED]
         cells = {name: row.get(name) for name in ("problem", "place", "libtype", "config", "kernelName")}
@@ -153,7 +160,10 @@ class VerifyReport(Stage):
             return cells | {"verdict": STALE, "reason": reason}
         library = _baseline(own, timed, context)
         ratio = paired_ratio(row_samples_us(own), row_samples_us(library)) if library else None
-        why = why_not_compared(row, own, context.policy, context.device.name)
+        no_dependent = own.get("no_dependent_launch") is True
+        own_problems = [] if problem is None else [problem]
+        policy = policy_of_times(context.policy, context.family, own_problems, no_dependent=no_dependent)
+        why = why_not_compared(row, own, policy, context.device.name)
         drift = None if why else float(str(own["us"])) / float(str(row["us"]))
         cells |= {"us": own["us"], "drift": drift, "baseline": library["kernelName"] if library else None}
         cells |= {"ratio": ratio.median, "ratio_low": ratio.low, "ratio_high": ratio.high} if ratio else {}
@@ -251,7 +261,7 @@ def _baseline(
     return min(others, key=lambda t: (t["status"] != str(Status.OK), float(str(t["us"]))), default=None)
 
 
-def why_not_compared(row: Mapping[str, object], own: Mapping[str, object], run_policy: str, run_device: str) -> str:
+def why_not_compared(row: Mapping[str, object], own: Mapping[str, object], own_policy: str, run_device: str) -> str:
     """Why the recorded time of a row and its time of now (`own`) cannot be compared; empty if they can."""
     policy, device = str(row.get("policy") or "unknown"), row.get("device")
     apart = "not compared with the recorded time"
@@ -260,10 +270,8 @@ def why_not_compared(row: Mapping[str, object], own: Mapping[str, object], run_p
         return f"{apart}, taken {how}: retune=true on an idle machine replaces it"
     if own.get("shared") is True:
         return f"{apart}: other processes use the device now; an idle one can be compared"
-    if own.get("no_dependent_launch") is True:
-        run_policy = without_dependent(run_policy)
-    if policy != run_policy or is_provisional(policy):
-        return f"{apart}: its policy is '{policy}', this run's '{run_policy}'"
+    if policy != own_policy or is_provisional(policy):
+        return f"{apart}: its policy is '{policy}', this run's '{own_policy}'"
     if device not in (None, run_device):
         return f"{apart}: its device is {device}, this one {run_device}"
     return ""

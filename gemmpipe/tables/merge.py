@@ -25,6 +25,8 @@ T = TypeVar("T")
 
 DEPENDENT = "dependent"
 """The word in the policy of times for which a dependent launch preceded each replay (launch/replays.py)."""
+SUSTAINED = "sustained"
+"""In the policy of a product at the power limit, timed at the clocks of sustained work (`Timer.sustained_ms`)."""
 SHARED_GPU = "shared_gpu"
 """In the policy of a row that was timed while other work ran on the GPU, or with `device.shared=true`."""
 SHARED_CPU = "shared_cpu"
@@ -283,9 +285,9 @@ def _why_provisional(policy: str) -> str:
     return f"was timed on a shared {device}" if device else "is from a search that was cut short"
 
 
-def without_dependent(policy: str) -> str:
-    """The policy of times for which no dependent launch could be made."""
-    return " ".join(word for word in policy.split() if word != DEPENDENT)
+def without(policy: str, word: str) -> str:
+    """The policy of times that lack a property of the run's other times."""
+    return " ".join(each for each in policy.split() if each != word)
 
 
 def shared_policy(kind: str) -> str:

@@ -4,10 +4,10 @@
     python tests/benchmarks/experts_routings.py TABLE [TABLE ...] --limit-s 110
 
 For each mixture, type and number of tokens the contenders are the rows of all routings. Under each routing they are
-timed beside one another (experts_variants.py: one CUDA graph with several draws of the routing, contenders interleaved,
-every result checked). `own`: the time of the row tuned under this routing over the fastest contender's; `usual`: that
-of the row without a routing; `robust`: that of the row with the least geometric mean over all routings. Written to
-experts_routings.csv.
+timed beside one another: one CUDA graph with several draws of the routing and a small kernel before each call, as other
+kernels run between the layers of a model; contenders interleaved, every result checked. `own`: the time of the row
+tuned under this routing over the fastest contender's; `usual`: that of the row without a routing; `robust`: that of the
+row with the least geometric mean over all routings. Written to experts_routings.csv.
 """
 
 import argparse
@@ -15,6 +15,7 @@ import csv
 import itertools
 import math
 import os
+import statistics
 import time
 from collections import defaultdict
 from collections.abc import Sequence
@@ -23,22 +24,22 @@ from pathlib import Path
 import torch
 from engine_experts import FAMILY, MIXTURES, Case
 from experts_variants import (
-    DRAWS,
     Compilation,
     Contender,
     Operands,
+    checked_calls,
     geomean,
-    graphs_of,
     implementation,
-    interleaved_us,
 )
 
+from gemmpipe.bench.timer import Clock, clock_for
 from gemmpipe.core.data import Device
 from gemmpipe.core.device import gpu_device
 from gemmpipe.stages.rows import candidate_of
 from gemmpipe.tables import store
 
 USUAL = ""
+REPEATS = 4  # of the draws in the graph of a short call
 Rows = dict[str, Contender]
 """The contender of each routing; "" is the row without one."""
 
@@ -71,12 +72,18 @@ def contenders(case: Case, rows: Rows, device: Device) -> tuple[dict[str, Conten
 
 
 def times_under(
-    case: Case, device: Device, made: dict[str, Contender], operands: Operands, routing: str, rounds: int
+    case: Case, clock: Clock, device: Device, made: dict[str, Contender], operands: Operands, routing: str, rounds: int
 ) -> dict[str, float]:
-    """us of each contender under this routing."""
+    """us of each contender under this routing: the median over the rounds of a call's mean over the draws."""
     alive: list[object] = []
-    graphs = graphs_of(case, device, made, operands, alive, routing or None, engine=False)
-    return interleaved_us(graphs, DRAWS, rounds)
+    calls = checked_calls(case, device, made, operands, alive, routing or None, engine=False)
+    repeats = REPEATS if case.tokens <= 64 else 1
+    replays = {name: clock.replay_of(own * repeats, separate=True) for name, own in calls.items()}
+    samples: dict[str, list[float]] = defaultdict(list)
+    for _ in range(rounds):
+        for name, replay in replays.items():
+            samples[name].append(replay())
+    return {name: statistics.median(values) for name, values in samples.items()}
 
 
 def regrets(named: dict[str, str], times: dict[str, dict[str, float]]) -> list[tuple[str, float, float, float]]:
@@ -121,6 +128,7 @@ def main() -> None:
     parser.add_argument("--out", default=os.environ.get("OUT", "."))
     arguments = parser.parse_args()
     deadline, device, operands = time.monotonic() + arguments.limit_s, gpu_device(0), Operands()
+    clock = clock_for(device)
     tuned = cases_of(arguments.tables, device)
     found = {case: contenders(case, rows, device) for case, rows in tuned.items()}
     compilation = Compilation({case: made for case, (made, _) in found.items()}, device, arguments.processes)
@@ -130,15 +138,15 @@ def main() -> None:
             print("time is up before", case)
             break
         compilation.wait(case, deadline)
-        times = {each: times_under(case, device, made, operands, each, arguments.rounds) for each in named}
+        times = {each: times_under(case, clock, device, made, operands, each, arguments.rounds) for each in named}
         torch.cuda.empty_cache()
         for routing, own, usual, robust in regrets(named, times):
-            lines.append(
-                [case.mixture, case.dtype, case.tokens, routing, f"{own:.4f}", f"{usual:.4f}", f"{robust:.4f}"]
-            )
+            cells = [f"{value:.4f}" for value in (own, usual, robust)]
+            row_us = " ".join(f"{name}: {us:.3f};" for name, us in sorted(times[routing].items(), key=lambda it: it[1]))
+            lines.append([case.mixture, case.dtype, case.tokens, routing, *cells, row_us])
         with (Path(arguments.out) / "experts_routings.csv").open("w", newline="") as file:
             table = csv.writer(file)
-            table.writerow(["mixture", "dtype", "tokens", "routing", "own", "usual", "robust"])
+            table.writerow(["mixture", "dtype", "tokens", "routing", "own", "usual", "robust", "times"])
             table.writerows(lines)
     compilation.close()
     summary(lines)

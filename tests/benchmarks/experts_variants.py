@@ -20,7 +20,7 @@ import math
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import replace
 from multiprocessing import get_context
@@ -52,6 +52,7 @@ DRAWS = 8  # of a routing, as tuning times (bench/setup.py)
 
 
 Contender = tuple[Implementation, Knobs]
+Call = Callable[[], torch.Tensor]
 OVERLAP: Knobs = {"OVERLAP": True}
 SKINNY = {  # columns, step along K and warps of the first stage, then of the second
     "b": (2, 512, 1, 2, 256, 1),
@@ -156,7 +157,7 @@ class Operands:
         return inputs, self.weights
 
 
-def in_a_row(calls: list[Callable[[], object]]) -> Callable[[], None]:
+def in_a_row(calls: Sequence[Callable[[], object]]) -> Callable[[], None]:
     def run() -> None:
         for call in calls:
             call()
@@ -171,17 +172,35 @@ def graphs_of(
     operands: Operands,
     kept: list[object],
     routing: str | None = None,
-    *,
-    engine: bool = True,
 ) -> dict[str, torch.cuda.CUDAGraph]:
-    """A graph for each contender whose results are right; `kept` gets what the graphs read and write."""
+    """A graph for each contender and vLLM, whose results are right; `kept` gets what the graphs read and write."""
+    found = {}
+    for name, calls in checked_calls(case, device, made, operands, kept, routing, engine=True).items():
+        try:
+            found[name] = graph_of(in_a_row(calls))
+        except _FAILURES as error:
+            report_failure(case, name, error)
+    return found
+
+
+def checked_calls(
+    case: Case,
+    device: Device,
+    made: Mapping[str, Contender],
+    operands: Operands,
+    kept: list[object],
+    routing: str | None = None,
+    *,
+    engine: bool,
+) -> dict[str, list[Call]]:
+    """A call for each draw of the routing, of each contender whose results are right; `kept` gets what they read."""
     inputs, weights = operands.of(case, routing)
     kept += inputs
     references = [FAMILY.reference(case.spec, each, weights) for each in inputs[:2]]
     found = {}
     for name in (*made, *(["vllm"] if engine else [])):
         try:
-            calls: list[Callable[[], torch.Tensor]] = []
+            calls: list[Call] = []
             for each in inputs:
                 if name == "vllm":
                     calls.append(engine_moe.launch("vllm", case.spec, published(case), each, weights))
@@ -193,13 +212,18 @@ def graphs_of(
                 ratio = error_ratio(call(), reference.clone(), *FAMILY.tolerance(case.spec))
                 if not ratio < _MAX_ERROR:
                     raise ValueError(f"a wrong result, {ratio:.3f} of the elements")
-            found[name] = graph_of(in_a_row(calls))
+            found[name] = calls
             kept += calls
         except (*_FAILURES, ImportError) as error:
-            torch.cuda.synchronize()
-            if name != "vllm":
-                print("failed:", case.mixture, case.dtype, case.tokens, name, repr(error)[:200], flush=True)
+            report_failure(case, name, error)
     return found
+
+
+def report_failure(case: Case, name: str, error: Exception) -> None:
+    """One line; none for vLLM, which need not be installed."""
+    torch.cuda.synchronize()
+    if name != "vllm":
+        print("failed:", case.mixture, case.dtype, case.tokens, name, repr(error)[:200], flush=True)
 
 
 def interleaved_us(graphs: Mapping[str, torch.cuda.CUDAGraph], count: int, rounds: int) -> dict[str, float]:

@@ -1,16 +1,27 @@
-"""Trials of the candidates that the nearest Ms found."""
+"""Trials of the candidates that the nearest Ms and the other routings found."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+from search_setup import SPEC
+
 from gemmpipe.core.data import Candidate, Problem, Status, Trial
+from gemmpipe.core.spec import Experts
 from gemmpipe.stages.screen.shortlist import cross_evaluate
 
 A, B, C = (Candidate.of("triton", {"n": n}) for n in range(3))
 
 
-def _state(m: int, times: dict[Candidate, float], *, n: int = 64, fit: tuple[Candidate, ...] = (A, B, C)) -> Any:
-    problem = Problem(family="x", key=(("M", m), ("N", n)))
+def _state(
+    m: int,
+    times: dict[Candidate, float],
+    *,
+    n: int = 64,
+    fit: tuple[Candidate, ...] = (A, B, C),
+    routing: str | None = None,
+) -> Any:
+    problem = Problem(family="x", key=(("M", m), ("N", n), ("routing", routing)))
     results = {
         c: Trial(
             stage="screen",
@@ -23,12 +34,14 @@ def _state(m: int, times: dict[Candidate, float], *, n: int = 64, fit: tuple[Can
         )
         for c, time_us in times.items()
     }
+    experts = None if routing is None else Experts(count=8, topk=2, inner=n, routing=routing)
+    spec = replace(SPEC, m=m, n=n, experts=experts)
     ids = frozenset(c.id for c in fit)
     built = {c.id: () for c in (A, B, C)}
     return SimpleNamespace(
         problem=problem,
         results=results,
-        summary=SimpleNamespace(ids=ids),
+        summary=SimpleNamespace(ids=ids, spec=spec),
         cut_short=False,
         builds=built,
         kernel_names={},
@@ -62,3 +75,22 @@ def test_a_budget_of_trials_allows_no_extra_ones() -> None:
     assert _requested(*pair, budget_trials=1) == {}
     pair[0].cut_short = True
     assert _requested(*pair) == {2: [(A, 12)]}
+
+
+def test_the_fastest_under_each_routing_is_timed_under_the_others_of_the_same_product() -> None:
+    uniform, skewed, captured = (
+        _state(m, times, routing=routing)
+        for m, times, routing in ((8, {A: 5.0}, "uniform"), (8, {B: 4.0, C: 9.0}, "skewed"), (8, {C: 3.0}, "3/1/0.4"))
+    )
+    larger = _state(512, {C: 9.0}, routing="skewed")
+    context: Any = SimpleNamespace(
+        search=SimpleNamespace(budget_trials=None), implementation=lambda label: SimpleNamespace()
+    )
+    found = [
+        (state.problem["routing"], state.problem.rows, {r.candidate for r in requests})
+        for state, requests in cross_evaluate([uniform, skewed, captured, larger], context)
+    ]
+    by_shape = [("skewed", 512, {B})]
+    assert sorted(found, key=str) == sorted(
+        [("uniform", 8, {B, C}), ("skewed", 8, {A}), ("3/1/0.4", 8, {A, B}), *by_shape], key=str
+    )

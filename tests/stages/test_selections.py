@@ -7,9 +7,10 @@ from stage_contexts import stage_context
 
 from gemmpipe.core.data import FINALS, Candidate, Device, Status, Trial
 from gemmpipe.family import KernelDefaults, load_family
+from gemmpipe.family.problem import make_problem
 from gemmpipe.stages.rows import trial_frame
-from gemmpipe.stages.selections import finalists_of, policy
-from gemmpipe.tables.merge import CUT_SHORT, DEPENDENT, SHARED_GPU
+from gemmpipe.stages.selections import finalists_of, policy, policy_of_times
+from gemmpipe.tables.merge import CUT_SHORT, DEPENDENT, SHARED_GPU, SUSTAINED
 
 DEFAULTS = KernelDefaults(dtype=None, out_dtype=None, bias=None)
 
@@ -35,10 +36,28 @@ def test_a_rows_policy_is_that_of_its_trial(
     [finalist] = finalists_of(trial_frame([trial], {}), FINALS)["p"]
     assert (finalist.shared, finalist.no_dependent_launch) == (shared, lacks)
     context = stage_context(tmp_path, family, DEFAULTS, h200, policy=f"graph {DEPENDENT}")
-    problem = family.problem((("M", 1), ("N", 16), ("K", 16)))
+    problem = make_problem(family, {"M": 1, "N": 16, "K": 16}, DEFAULTS, h200.gfx, "case")
     context.cut_short.update({problem.id} if cut_short else ())
     words = policy([problem], finalist, context).split()
     assert words[0] == "graph"
     assert (DEPENDENT in words) == (not lacks)
     assert (SHARED_GPU in words) == shared
     assert (CUT_SHORT in words) == cut_short
+
+
+@pytest.mark.parametrize(
+    ("m", "no_dependent", "words"),
+    [
+        (4096, False, "graph dependent sustained"),
+        (4096, True, "graph sustained"),
+        (16, False, "graph dependent"),
+        (16, True, "graph"),
+    ],
+)
+def test_only_products_at_the_power_limit_are_timed_at_sustained_clocks(m: int, no_dependent: bool, words: str) -> None:
+    family = load_family("a16w16")
+    problems = [
+        make_problem(family, {"M": rows, "N": 8192, "K": 8192}, DEFAULTS, h200.gfx, "case") for rows in (4096, m)
+    ]
+    run_policy = f"graph {DEPENDENT} {SUSTAINED}"
+    assert policy_of_times(run_policy, family, problems, no_dependent=no_dependent) == words

@@ -30,22 +30,6 @@ def test_times_are_compared_only_if_both_were_taken_alike(
 
 
 @pytest.mark.parametrize(
-    ("policy", "lacks", "compared"),
-    [
-        ("graph dependent", False, True),
-        ("graph", False, False),
-        ("graph dependent", True, False),
-        ("graph", True, True),
-    ],
-)
-def test_times_without_a_dependent_launch_are_compared_with_their_like(
-    policy: str, lacks: bool, compared: bool
-) -> None:
-    reason = why_not_compared({"policy": policy}, {"no_dependent_launch": lacks}, "graph dependent", "gpu")
-    assert (reason == "") == compared
-
-
-@pytest.mark.parametrize(
     ("low", "median", "least", "is_behind"),
     [(1.2, 1.3, 1.0, True), (1.2, 1.3, 1.5, False), (1.6, 1.7, 1.5, True), (0.9, 1.3, 1.0, False)],
 )

@@ -1,13 +1,15 @@
 """The shortlist: which candidates of a problem go to the finals.
 
-Also the candidates that problems which differ in M alone try of each other after their searches.
+Also the candidates that problems which differ in M or in their routing alone try of each other after their searches.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from gemmpipe.bench.jobs import LONG_LAUNCH_US
 from gemmpipe.bench.screening import PACE_RANK
 from gemmpipe.core.data import Bucket, Candidate, Problem, Trial
+from gemmpipe.family import GemmSpec
 from gemmpipe.family.problem import group_by_shape
 from gemmpipe.search import TrialRequest
 from gemmpipe.stages import Context
@@ -118,19 +120,28 @@ def cross_evaluate(
 ) -> Iterator[tuple[ProblemState, list[TrialRequest]]]:
     """Requests for the fastest candidate of each of the nearest Ms, for problems that have not timed it.
 
-    A search that ends early does not have the results of later ones: on an H200 one of 72 problems was 8 % slower than
-    its neighbours' choice. Searches with a budget of trials get no extra ones.
+    Of a mixture of experts also the fastest under the other routings of the run. A search that ends early does not have
+    the results of later ones: on an H200 one of 72 problems was 8 % slower than its neighbours' choice. Searches with a
+    budget of trials get no extra ones.
     """
     if context.search.budget_trials is not None:
         return
+    same_product: dict[GemmSpec, list[ProblemState]] = {}
+    for state in states:
+        same_product.setdefault(_without_routing(state.summary.spec), []).append(state)
     for group in shape_group_states(states):
         for index, state in enumerate(group):
             near = group[max(0, index - _REACH) : index] + group[index + 1 : index + 1 + _REACH]
+            near += [other for other in same_product[_without_routing(state.summary.spec)] if other is not state]
             found = dict.fromkeys(c for other in near for c in fastest(other.results, 1))
             launches = max((t.effective_launches for t in state.results.values()), default=0)
             missing = [c for c in found if c.id in state.summary.ids and c not in state.results]
             if missing and launches and not state.cut_short:
                 yield state, [_request(state, c, launches, context) for c in missing]
+
+
+def _without_routing(spec: GemmSpec) -> GemmSpec:
+    return spec if spec.experts is None else replace(spec, experts=replace(spec.experts, routing=None))
 
 
 def _request(state: ProblemState, candidate: Candidate, launches: int, context: Context) -> TrialRequest:
