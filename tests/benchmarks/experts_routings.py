@@ -5,9 +5,9 @@
 
 For each mixture, type and number of tokens the contenders are the rows of all routings. Under each routing they are
 timed beside one another: one CUDA graph with several draws of the routing and a small kernel before each call, as other
-kernels run between the layers of a model; contenders interleaved, every result checked. `own`: the time of the row
-tuned under this routing over the fastest contender's; `usual`: that of the row without a routing; `robust`: that of the
-row with the least geometric mean over all routings. Written to experts_routings.csv.
+kernels run between the layers of a model; after a warm-up, in random turns, every result checked. `own`: the time of
+the row tuned under this routing over the fastest contender's; `usual`: that of the row without a routing; `robust`:
+that of the row with the least geometric mean over all routings. Written to experts_routings.csv.
 """
 
 import argparse
@@ -15,6 +15,7 @@ import csv
 import itertools
 import math
 import os
+import random
 import statistics
 import time
 from collections import defaultdict
@@ -39,6 +40,7 @@ from gemmpipe.stages.rows import candidate_of
 from gemmpipe.tables import store
 
 USUAL = ""
+WARM_S = 0.2  # a GPU at its power limit takes 0.1 s to lower its clocks
 REPEATS = 4  # of the draws in the graph of a short call
 Rows = dict[str, Contender]
 """The contender of each routing; "" is the row without one."""
@@ -80,9 +82,14 @@ def times_under(
     repeats = REPEATS if case.tokens <= 64 else 1
     replays = {name: clock.replay_of(own * repeats, separate=True) for name, own in calls.items()}
     samples: dict[str, list[float]] = defaultdict(list)
+    warm_until = time.monotonic() + WARM_S
+    while replays and time.monotonic() < warm_until:
+        for replay in replays.values():
+            replay()
+    order = random.Random(0)
     for _ in range(rounds):
-        for name, replay in replays.items():
-            samples[name].append(replay())
+        for name in order.sample([*replays], len(replays)):
+            samples[name].append(replays[name]())
     return {name: statistics.median(values) for name, values in samples.items()}
 
 
@@ -123,7 +130,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("tables", nargs="+", type=Path)
     parser.add_argument("--limit-s", type=float, default=110)
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--processes", type=int, default=14)
     parser.add_argument("--out", default=os.environ.get("OUT", "."))
     arguments = parser.parse_args()

@@ -54,7 +54,9 @@ def test_a_rows_policy_is_that_of_its_trial(
         (16, True, "graph"),
     ],
 )
-def test_only_products_at_the_power_limit_are_timed_at_sustained_clocks(m: int, no_dependent: bool, words: str) -> None:
+def test_only_products_at_the_power_limit_are_timed_at_sustained_clocks(
+    h200: Device, m: int, no_dependent: bool, words: str
+) -> None:
     family = load_family("a16w16")
     problems = [
         make_problem(family, {"M": rows, "N": 8192, "K": 8192}, DEFAULTS, h200.gfx, "case") for rows in (4096, m)
