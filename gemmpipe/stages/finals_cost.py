@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from gemmpipe.bench.jobs import LONG_LAUNCH_US
+from gemmpipe.bench.setup import routing_draws
 from gemmpipe.bench.timer import Timer
 from gemmpipe.core.data import Device, Problem, median
 from gemmpipe.family import Family, GemmSpec
@@ -31,7 +32,7 @@ _DECIDED_ROUNDS = 11  # of a race that ends so
 _SLOWEST = 1.3  # a present configuration of an engine over the fastest
 _SPACER_US = 3.2  # a small kernel before each launch
 _SAMPLE_US, _MOST_LAUNCHES = 500.0, 64
-_CACHE_MULTIPLE, _MOST_SETS, _SETS_OF_EXPERTS = 3, 32, 8
+_CACHE_MULTIPLE, _MOST_SETS = 3, 32
 _CALL_S, _SHARE_OF_CALLS, _SET_BYTES_PER_S = 0.043, 0.88, 3.4e11
 """Of a row that verify times through the runtime's function: seconds of its check and graphs for each memory order, the
 time of its rounds over that of all launches, and the bytes of a set of operands over the seconds that it takes. Fitted
@@ -107,7 +108,7 @@ class FinalsCost:
     def _sets(self) -> int:
         """Sets of operands, as the finals make them."""
         cached = _CACHE_MULTIPLE * self.device.cache_bytes / max(1.0, self.family.bytes_moved(self.spec))
-        least = 2 if self.spec.experts is None else _SETS_OF_EXPERTS
+        least = 2 if self.spec.experts is None else routing_draws(self.spec.m)
         return max(least, min(_MOST_SETS, math.ceil(cached)))
 
     def _launches_per_sample(self, us: float) -> int:

@@ -41,7 +41,7 @@ from gemmpipe.tables import store
 
 USUAL = ""
 WARM_S = 0.2  # a GPU at its power limit takes 0.1 s to lower its clocks
-REPEATS = 4  # of the draws in the graph of a short call
+REPEATS = 2  # of the draws in the graph of a short call
 Rows = dict[str, Contender]
 """The contender of each routing; "" is the row without one."""
 

@@ -33,6 +33,7 @@ from triton.runtime.errors import TritonError
 
 from gemmpipe.backends import engine_moe
 from gemmpipe.backends.engine_compile import CompileCalls
+from gemmpipe.bench.setup import routing_draws
 from gemmpipe.core.data import Build, Device, Knobs
 from gemmpipe.core.device import gpu_device
 from gemmpipe.core.paths import shipped_tables
@@ -48,7 +49,6 @@ ROUTINGS = ("uniform", "skewed", "very_skewed", "one_hot", "6/5/4/3/2.2/1.6/1.1/
 """Beside the usual one: names, and a profile as captures have it."""
 _FAILURES = (RuntimeError, ValueError, AssertionError, TritonError)
 _MAX_ERROR = 0.04
-DRAWS = 8  # of a routing, as tuning times (bench/setup.py)
 
 
 Contender = tuple[Implementation, Knobs]
@@ -150,7 +150,7 @@ class Operands:
             torch.cuda.empty_cache()
             self.key = (case.mixture, case.dtype)
             self.weights = FAMILY.make_weights(case.spec, torch.Generator(device="cuda").manual_seed(1))
-        seeds = range(2, 2 + DRAWS)
+        seeds = range(2, 2 + routing_draws(case.tokens))
         assert case.spec.experts is not None
         spec = replace(case.spec, experts=replace(case.spec.experts, routing=routing))
         inputs = [FAMILY.make_inputs(spec, torch.Generator(device="cuda").manual_seed(seed)) for seed in seeds]
@@ -259,7 +259,7 @@ def regrets(
         alive: list[object] = []
         graphs = graphs_of(case, device, kept, operands, alive, routing)
         graphs.pop("vllm", None)
-        times = interleaved_us(graphs, DRAWS, rounds)
+        times = interleaved_us(graphs, routing_draws(case.tokens), rounds)
         fastest = min(times, key=lambda name: times[name])
         found.append((routing, fastest, times[choice] / times[fastest]))
         del graphs, alive
@@ -338,7 +338,7 @@ def main() -> None:
         compilation.wait(case, deadline)
         alive: list[object] = []
         graphs = graphs_of(case, device, made[case], operands, alive)
-        times = interleaved_us(graphs, DRAWS, arguments.rounds)
+        times = interleaved_us(graphs, routing_draws(case.tokens), arguments.rounds)
         del graphs, alive
         for name, us in times.items():
             knobs = made[case][name][1] if name != "vllm" else published(case)
