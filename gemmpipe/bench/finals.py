@@ -4,8 +4,8 @@ Slower finalists are eliminated after a few rounds, and the race ends early when
 choice (`RacingRules`).
 """
 
+import itertools
 import random
-import time
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -324,15 +324,14 @@ class FinalsJob(Job):
         Else the first rounds have higher clocks than the others, and the choice depends on how long the race is.
         """
         racing = [r for r in finalists if not r.far_behind]
-        if not context.clock.overlaps or not reaches_power_limit(context.bench.family, setup.spec):
+        if not racing or not context.clock.overlaps or not reaches_power_limit(context.bench.family, setup.spec):
             return
-        until, turn = time.monotonic() + self.timer.sustained_ms / 1e3, 0
-        while racing and time.monotonic() < until:
-            finalist = racing[turn % len(racing)]
+        left_us = 1000 * self.timer.sustained_ms
+        for finalist in itertools.cycle(racing):
+            if left_us <= 0:
+                break
             context.in_flight.begin(finalist.position)
-            for replay in finalist.replays:
-                replay()
-            turn += 1
+            left_us -= sum(replay() for replay in finalist.replays) * finalist.per_sample
         context.in_flight.begin(RUNNING_SEVERAL)
 
     def _race_undisturbed(self, context: WorkerContext, setup: ProblemSetup, finalists: list[FinalistRun]) -> bool:

@@ -71,6 +71,33 @@ def test_finals_with_another_process_are_repeated_and_then_marked(
     assert len(found["right"].samples_us) == 5
 
 
+@pytest.mark.parametrize(
+    ("sustained_ms", "limited", "overlaps", "replays"),
+    [(4, True, True, [0, 1, 0, 1]), (4, False, True, []), (4, True, False, []), (0, True, True, [])],
+    ids=["limited", "waits for memory", "cpu", "off"],
+)
+def test_products_at_the_power_limit_are_replayed_before_the_rounds(
+    paced: WorkerContext,
+    cells: Cells,
+    monkeypatch: pytest.MonkeyPatch,
+    sustained_ms: float,
+    limited: bool,
+    overlaps: bool,
+    replays: list[int],
+) -> None:
+    """In turn, until they have taken 4 ms: 1 + 1.5 + 1 + 1.5."""
+    monkeypatch.setattr("gemmpipe.bench.finals.reaches_power_limit", lambda family, spec: limited)
+    monkeypatch.setattr(paced.clock, "overlaps", overlaps)
+    pair = [candidate("right", pace_ms=1), candidate("right", pace_ms=1.5)]
+    job = finals(*pair, always_timed=frozenset(c.id for c in pair))
+    trials = replace(job, timer=replace(job.timer, sustained_ms=sustained_ms)).run(paced)
+    assert [len(t.samples_us) for t in trials] == [5, 5], "they are no samples"
+    checked = cells.positions.index(RUNNING_SEVERAL)
+    run = [position for position in cells.positions[checked:] if position >= 0]
+    assert run[: len(replays)] == replays
+    assert sorted(run[len(replays) :]) == [0] * 5 + [1] * 5
+
+
 def test_every_round_has_its_own_order(context: WorkerContext, cells: Cells) -> None:
     """In a fixed order a power-hungry kernel, which lowers the clocks, would always slow the same rival."""
     pair = [candidate("right", pace_ms=2), candidate("right", pace_ms=2.1)]

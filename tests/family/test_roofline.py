@@ -14,11 +14,13 @@ from gemmpipe.core import renamed
 from gemmpipe.core.data import Problem
 from gemmpipe.core.errors import UserError
 from gemmpipe.core.paths import shipped_tables
-from gemmpipe.family import Family, load_family, shipped_families
+from gemmpipe.family import Family, KernelDefaults, load_family, shipped_families
+from gemmpipe.family.problem import make_problem
 from gemmpipe.family.roofline import (
     Roofline,
     find_roofline,
     floor_us,
+    reaches_power_limit,
     roofline_or_reference,
     rooflines_of,
     shipped_rooflines,
@@ -28,12 +30,37 @@ from gemmpipe.pipeline.plan import Plan
 WORDS = ["kernel=a16w16", "shapes=list", "shapes.items=[[1,64,64]]", "device=cpu", "backend=[torch]", "output=tuned"]
 RATES = Roofline(bytes_per_s=1e9, flops_16_per_s=2e9, flops_8_per_s=4e9, launch_us=0.5)
 
+EXPERTS = ("token", "model_dim", "inter_dim", "expert", "topk")
+MIXTRAL, QWEN3_NEXT = (4096, 7168, 8, 2), (2048, 512, 512, 10)
+
 
 @pytest.fixture
 def fresh_notices(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(renamed, "_reported", set())
     monkeypatch.setattr(renamed, "_notices", [])
     return
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize(
+    ("key", "limited"),
+    [
+        ({"M": 512, "N": 1280, "K": 8192}, False),
+        ({"M": 512, "N": 7168, "K": 8192}, True),
+        ({"M": 4096, "N": 4608, "K": 7168}, True),
+        ({"M": 16, "N": 32768, "K": 8192}, False),
+        (dict(zip(EXPERTS, (1024, *MIXTRAL), strict=True)), True),
+        (dict(zip(EXPERTS, (4096, *QWEN3_NEXT), strict=True)), True),
+        (dict(zip(EXPERTS, (1024, *QWEN3_NEXT), strict=True)), False),
+    ],
+    ids=lambda value: "x".join(map(str, value.values())) if isinstance(value, dict) else None,
+)
+def test_products_that_an_h200_computes_at_lower_clocks_are_known(key: dict[str, int], limited: bool) -> None:
+    """In fp8, as measured (docs/results/tuning.md, docs/results/products.md)."""
+    family = load_family("fmoe" if "token" in key else "a8w8_blockscale")
+    defaults = KernelDefaults(dtype="float8_e4m3fn", out_dtype=None, bias=None)
+    problem = make_problem(family, key, defaults, "sm_90", "case")
+    assert reaches_power_limit(family, family.spec(problem)) == limited
 
 
 @pytest.mark.unit
