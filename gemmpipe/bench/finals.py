@@ -26,7 +26,6 @@ from gemmpipe.bench.timer import TimedReplay, Timer, paired_ratio
 from gemmpipe.core.cpu_load import ForeignProcessorTime
 from gemmpipe.core.data import Candidate, Problem, Status, Trial, median
 from gemmpipe.family import Launch
-from gemmpipe.family.roofline import reaches_power_limit
 
 if TYPE_CHECKING:
     import torch
@@ -47,6 +46,8 @@ _BASELINE_SETTLED_RATIO = 1.1
 # 95 %: in 288 finals (H200, 2026-11-21) the choice then is within 0.11 % of the choice of 30 rounds.
 _DECIDED_AFTER = 10
 _DECIDED_RATIO = 0.998
+PRELIMINARY_ROUNDS = 3  # before the rounds of a product at the power limit
+_NEAR_RATIO = 1.1  # times the fastest: finalists that load the device before these rounds
 _MAX_NOISE_PCT = 2.0  # further rounds run if a ratio has more noise than this
 
 
@@ -209,7 +210,6 @@ class FinalsJob(Job):
             finalists = self._check(context, setup, trials)
             finalists = self._capture(context, setup, finalists, trials)
         with context.timed("finals"):
-            self._reach_sustained_clocks(context, setup, finalists)
             shared = self._race_undisturbed(context, setup, finalists)
         without = context.clock.no_dependent_launch
         return trials + [replace(self._trial(each), shared=shared, no_dependent_launch=without) for each in finalists]
@@ -316,24 +316,6 @@ class FinalsJob(Job):
     def _passes(self, candidate: Candidate, error: float) -> bool:
         return candidate.id in self.unchecked or error < self.err_ratio
 
-    def _reach_sustained_clocks(
-        self, context: WorkerContext, setup: ProblemSetup, finalists: list[FinalistRun]
-    ) -> None:
-        """Replay the finalists in turn until a GPU has the clocks that it keeps, if it computes the product at fewer.
-
-        Else the first rounds have higher clocks than the others, and the choice depends on how long the race is.
-        """
-        racing = [r for r in finalists if not r.far_behind]
-        if not racing or not context.clock.overlaps or not reaches_power_limit(context.bench.family, setup.spec):
-            return
-        left_us = 1000 * self.timer.sustained_ms
-        for finalist in itertools.cycle(racing):
-            if left_us <= 0:
-                break
-            context.in_flight.begin(finalist.position)
-            left_us -= sum(replay() for replay in finalist.replays) * finalist.per_sample
-        context.in_flight.begin(RUNNING_SEVERAL)
-
     def _race_undisturbed(self, context: WorkerContext, setup: ProblemSetup, finalists: list[FinalistRun]) -> bool:
         """Race, and again if another process used the GPU. True if one used it during the second race as well.
 
@@ -355,15 +337,60 @@ class FinalsJob(Job):
         return context.foreign_processes.detect()
 
     def _race(self, context: WorkerContext, setup: ProblemSetup, finalists: list[FinalistRun]) -> None:
-        """Run rounds in which every finalist still racing runs once, each round in another random order.
+        """Run the rounds; of a product that a GPU computes at lower clocks under load, under load."""
+        racing = [r for r in finalists if not r.far_behind]
+        load_ms = self.timer.load_ms(context.bench.family, setup.spec) if context.clock.overlaps else 0.0
+        if load_ms:
+            self._race_under_load(context, racing, load_ms)
+        else:
+            self._run_rounds(context, racing)
+        for finalist in finalists:
+            count_launches(context, setup, finalist.candidate, finalist.launches)
+
+    def _race_under_load(self, context: WorkerContext, finalists: list[FinalistRun], load_ms: float) -> None:
+        """Preliminary rounds, which eliminate much slower finalists; launches that load the GPU; then the rounds.
+
+        Only samples under load remain, as those of both states would make the choice depend on the number of rounds.
+        Finalists that the preliminary rounds eliminate have one, taken after the rounds.
+        """
+        racing = self._run_rounds(context, finalists, most=PRELIMINARY_ROUNDS)
+        slower = [r for r in finalists if r.eliminated]
+        self._load_device(context, racing, load_ms)
+        for finalist in finalists:
+            finalist.begin(first=False)
+        self._run_rounds(context, racing)
+        for finalist in slower:
+            context.in_flight.begin(finalist.position)
+            finalist.run()
+            finalist.eliminated = True
+        context.in_flight.begin(RUNNING_SEVERAL)
+
+    def _load_device(self, context: WorkerContext, racing: list[FinalistRun], load_ms: float) -> None:
+        """Replay the fastest finalists in turn for `load_ms`; a slow one, such as a baseline, draws less power."""
+        fastest = min(racing, key=lambda r: median(r.samples), default=None)
+        near = [r for r in racing if fastest is not None and r.ratio_to(fastest) <= _NEAR_RATIO]
+        left_us = 1000 * load_ms
+        for finalist in itertools.cycle(near):
+            if left_us <= 0:
+                break
+            context.in_flight.begin(finalist.position)
+            left_us -= sum(replay() for replay in finalist.replays) * finalist.per_sample
+        context.in_flight.begin(RUNNING_SEVERAL)
+
+    def _run_rounds(
+        self, context: WorkerContext, racing: list[FinalistRun], most: int | None = None
+    ) -> list[FinalistRun]:
+        """Run rounds in which every finalist still racing runs once, each in another random order; returns these.
 
         The order is random, not rotated: a GPU at its power limit lowers its clocks some time after a power-hungry
         kernel, and in any fixed order this slows the same one (3072x8192x3584 on an H200: 155 us against 146 for ten
         rounds, then 155 against 162). All that race to the end have the same rounds, as many as the slowest of them
         affords: clocks drop under load, so times of different rounds are not comparable.
         """
-        racing, turn, rng = [r for r in finalists if not r.far_behind], 0, random.Random(self.problem.id)
+        turn, rng = 0, random.Random(self.problem.id)
         while turn < min((r.rounds for r in racing), default=0) and not self._rules.decided(racing):
+            if turn == most:
+                break
             for finalist in rng.sample(racing, len(racing)):
                 # Each finalist is in flight by its position, so that a hang is not blamed on the whole round.
                 context.in_flight.begin(finalist.position)
@@ -372,8 +399,7 @@ class FinalsJob(Job):
             context.in_flight.begin(RUNNING_SEVERAL)
             racing = self._rules.still_racing(racing)
             turn += 1
-        for finalist in finalists:
-            count_launches(context, setup, finalist.candidate, finalist.launches)
+        return racing
 
     def _incorrect_trial(self, finalist: FinalistRun) -> Trial:
         text = f"error ratio {finalist.err_ratio:.4f}, must be below {self.err_ratio:g}"

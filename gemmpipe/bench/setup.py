@@ -33,15 +33,17 @@ T = TypeVar("T")
 _CACHE_MULTIPLE = 3  # total size of operand sets in last-level caches, so that the cache is cold for every launch
 _MAX_SETS = {"cpu": 4}  # making a set takes seconds on a CPU
 _MAX_SETS_GPU = 32
-_DRAWS, _DRAWN_ROWS = 8, 1024
+_DRAWS, _DRAWN_ROWS, _DRAWN_BYTES = 8, 1024, 4e10  # a replay of so many bytes takes 10 ms on an H200
 
 
-def routing_draws(rows: int) -> int:
+def routing_draws(family: Family, spec: GemmSpec) -> int:
     """Draws of a routing over which a mixture of experts is timed: the fastest configuration depends on the experts.
 
     With eight draws of 16 rows the choice was up to 3.2 % behind the fastest under eight others (H200, 2026-11-27).
+    Large mixtures keep eight, so that the finals have rounds enough.
     """
-    return max(_DRAWS, min(_MAX_SETS_GPU, _DRAWN_ROWS // max(rows, 1)))
+    affordable = min(_DRAWN_ROWS // max(spec.m, 1), int(_DRAWN_BYTES / max(1.0, family.bytes_moved(spec))))
+    return max(_DRAWS, min(_MAX_SETS_GPU, affordable))
 
 
 class OperandCache:
@@ -141,7 +143,7 @@ class ProblemSetup:
         most = _MAX_SETS.get(bench.device.kind, _MAX_SETS_GPU)
         fewest = 1 if bench.device.kind == "cpu" else 2
         self._weight_sets = max(fewest, min(most, math.ceil(_CACHE_MULTIPLE * bench.device.cache_bytes / once)))
-        draws = routing_draws(spec.m) if spec.experts is not None and bench.device.kind != "cpu" else 1
+        draws = routing_draws(bench.family, spec) if spec.experts is not None and bench.device.kind != "cpu" else 1
         self.sets = max(self._weight_sets, draws)
         # A string, since hashing a spec takes longer than launching a kernel.
         self._weights_id = str(replace(spec, m=0))

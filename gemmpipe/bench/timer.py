@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 
 from gemmpipe.core.data import Device, median
 from gemmpipe.core.errors import check_at_least, one_line
+from gemmpipe.family import Family, GemmSpec
+from gemmpipe.family.roofline import reaches_power_limit
 from gemmpipe.launch.replays import dependent_launch
 
 if TYPE_CHECKING:
@@ -46,6 +48,7 @@ _SPACERS, _SPACER_WARM_REPLAYS, _SPACER_REPLAYS = (
     15,
 )  # 128 take 0.2 ms; a GPU needs some ms to leave idle clocks
 _LEAST_US = 0.01
+_LEAST_SUSTAINED_MS, _MOST_SUSTAINED_MS = 100.0, 10_000.0  # an H200 lowers its clocks after 100 ms
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,13 +72,20 @@ class Timer:
     """
 
     sustained_ms: float = 0.0
-    """On a GPU launches of this total time run before the finals of products at the power limit, so that all rounds
-    have the clocks of sustained work (`roofline.reaches_power_limit`); 0: none."""
+    """On a GPU launches of this total time precede the rounds of products that it computes at lower clocks under load
+    (`roofline.reaches_power_limit`), so that the rounds have these clocks; 0: none."""
 
     def __post_init__(self) -> None:
         milliseconds = {"budget_ms": self.budget_ms, "sustained_ms": self.sustained_ms}
         check_at_least(0, warmup=self.warmup, block_us=self.block_us, **milliseconds)
+        if self.sustained_ms and not _LEAST_SUSTAINED_MS <= self.sustained_ms <= _MOST_SUSTAINED_MS:
+            expected = f"0 or {_LEAST_SUSTAINED_MS:g} to {_MOST_SUSTAINED_MS:g}"
+            raise ValueError(f"sustained_ms={self.sustained_ms:g}, expected {expected}")
         check_at_least(1, iters=self.iters, rounds=self.rounds)
+
+    def load_ms(self, family: Family, spec: GemmSpec) -> float:
+        """Milliseconds of launches before the timed ones of this product on a GPU."""
+        return self.sustained_ms if reaches_power_limit(family, spec) else 0.0
 
     def launches_per_block(self, time_us: float) -> int:
         """Launches of this time per sample in screening."""

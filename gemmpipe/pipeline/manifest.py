@@ -55,8 +55,8 @@ def policy(plan: "Plan", device: Device) -> str:
     )
     words = [FORMER_POLICIES["cpu" if device.kind == "cpu" else "gpu"]]
     words += ["separate"] if separate else []
-    words += [] if no_dependent_launch_reason(device) else [DEPENDENT]
     words += [SUSTAINED] if sustained else []
+    words += [] if no_dependent_launch_reason(device) else [DEPENDENT]
     return " ".join([*words, SHARED_GPU] if device.shared else words)
 
 

@@ -19,8 +19,8 @@ from gemmpipe.core.events import IDLE, Events, counted
 from gemmpipe.core.paths import REPORT
 from gemmpipe.core.signals import Interrupted, handle_signals
 from gemmpipe.executors import Usage
+from gemmpipe.family import Family
 from gemmpipe.family.environment import unused_variables
-from gemmpipe.family.problem import shape_groups
 from gemmpipe.journal import Journal, Record
 from gemmpipe.pipeline import manifest, steps, summary
 from gemmpipe.pipeline.plan import (
@@ -80,7 +80,7 @@ def run_batched_stages(plan: Plan, tables: StageTables, context: Context) -> Sta
     seen: list[Problem] = []
     finished = 0
     whole = {name for stage in stages if plan.stages[stage].accumulates for name in plan.stages[stage].gives}
-    for batch in batches(context.problems, plan.batch):
+    for batch in batches(context.problems, plan.batch, plan.family):
         later = len(context.problems) - finished - len(batch)
         inner = replace(context, problems=[*batch])
         part = _rows_of({problem.id for problem in batch}, earlier)
@@ -165,10 +165,18 @@ def _ready_at(context: Context, began: float) -> float | None:
     return min(known, default=None)
 
 
-def batches(problems: list[Problem], size: int) -> Iterator[list[Problem]]:
-    """Batches of about `size` problems; problems that differ only in M stay together, since buckets span them."""
+def batches(problems: list[Problem], size: int, family: Family) -> Iterator[list[Problem]]:
+    """Batches of about `size` problems; those that differ in M or in conditions of the measurement alone stay together.
+
+    Buckets span the Ms of a product, and searches learn from its other Ms and routings.
+    """
+    conditions = {column.name for column in family.key_columns if column.condition}
+    groups: dict[object, list[Problem]] = {}
+    for problem in problems:
+        product = tuple(item for item in problem.shape_group if item[0] not in conditions)
+        groups.setdefault(product, []).append(problem)
     batch: list[Problem] = []
-    for group in shape_groups(problems):
+    for group in groups.values():
         if batch and len(batch) + len(group) > size:
             yield batch
             batch = []

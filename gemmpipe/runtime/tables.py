@@ -169,7 +169,7 @@ def load_tables(family: Family, only: Path | None = None) -> TunedTables:
             _warn_of_conflicts(found, path, family, earlier)
             for key, rows in found.items():
                 earlier.setdefault(key, []).extend(rows)
-            for key, rows in _answers(found, family):
+            for key, rows in _answers(found, path, family):
                 tables.rows.setdefault(key, []).extend(rows)
     for alternatives in tables.rows.values():
         alternatives.sort(key=lambda found: _is_provisional(found.row))
@@ -187,14 +187,35 @@ def _rows_of(path: Path, origin: Path, family: Family) -> dict[RowKey, list[Tabl
     return {key: [TableRow(row=row, path=path, origin=origin) for row in found] for key, found in by_key}
 
 
-def _answers(rows: dict[RowKey, list[TableRow]], family: Family) -> list[tuple[RowKey, list[TableRow]]]:
-    """The rows with the keys of the calls that they answer: without conditions; rows timed under one come first."""
+def _answers(rows: dict[RowKey, list[TableRow]], path: Path, family: Family) -> list[tuple[RowKey, list[TableRow]]]:
+    """The rows of a file with the keys of the calls that they answer: without conditions, such as a routing.
+
+    Rows timed under a condition come before those without; if a file has rows of several conditions for a call, which
+    does not say its own, those without come first, and the log names the file once.
+    """
     # A row's key begins with gfx and cu_num.
-    places = [i for i, column in enumerate(family.key_columns, 2) if column.condition]
+    places = {i: column.name for i, column in enumerate(family.key_columns, 2) if column.condition}
     if not places:
         return list(rows.items())
-    conditional = sorted(rows.items(), key=lambda item: all(item[0][i] is None for i in places))
-    return [(tuple(None if i in places else v for i, v in enumerate(key)), found) for key, found in conditional]
+    by_call: dict[RowKey, list[RowKey]] = {}
+    for key in rows:
+        by_call.setdefault(tuple(None if i in places else v for i, v in enumerate(key)), []).append(key)
+    several = [call for call, keys in by_call.items() if sum(key != call for key in keys) > 1]
+    if several:
+        used = [key for key in by_call[several[0]] if key == several[0]] or by_call[several[0]][:1]
+        _LOG.warning(
+            "gemmpipe: %d keys of %s have rows of several values of %s; calls use the row %s (%s)",
+            len(several),
+            path,
+            ", ".join(places.values()),
+            "without one" if used[0] == several[0] else "that comes first",
+            _key_text(used[0], family),
+        )
+    return [
+        (call, rows[key])
+        for call, keys in by_call.items()
+        for key in sorted(keys, key=lambda each: (each == call) != (call in several))
+    ]
 
 
 def _warn_of_conflicts(

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from gemmpipe.bench.finals import PRELIMINARY_ROUNDS
 from gemmpipe.bench.jobs import LONG_LAUNCH_US
 from gemmpipe.bench.setup import routing_draws
 from gemmpipe.bench.timer import Timer
 from gemmpipe.core.data import Device, Problem, median
 from gemmpipe.family import Family, GemmSpec
-from gemmpipe.family.roofline import reaches_power_limit
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -88,6 +88,10 @@ class FinalsCost:
         return self.device.kind == "cpu"
 
     @cached_property
+    def _load_ms(self) -> float:
+        return 0.0 if self._on_cpu else self.timer.load_ms(self.family, self.spec)
+
+    @cached_property
     def typical_us(self) -> float:
         """The time of a launch of a usual candidate, from the product alone."""
         if self._on_cpu:
@@ -101,14 +105,13 @@ class FinalsCost:
         if self._on_cpu:
             return cpu_setup_s(self.family, self.spec)
         rate = _FLOPS_PER_S if self.spec.experts is None else _FLOPS_PER_S_EXPERTS
-        warm_s = self.timer.sustained_ms / 1e3 if reaches_power_limit(self.family, self.spec) else 0.0
-        return _SETUP_S + self.family.flops(self.spec) / rate + warm_s
+        return _SETUP_S + self.family.flops(self.spec) / rate + self._load_ms / 1e3
 
     @cached_property
     def _sets(self) -> int:
         """Sets of operands, as the finals make them."""
         cached = _CACHE_MULTIPLE * self.device.cache_bytes / max(1.0, self.family.bytes_moved(self.spec))
-        least = 2 if self.spec.experts is None else routing_draws(self.spec.m)
+        least = 2 if self.spec.experts is None else routing_draws(self.family, self.spec)
         return max(least, min(_MOST_SETS, math.ceil(cached)))
 
     def _launches_per_sample(self, us: float) -> int:
@@ -126,6 +129,7 @@ class FinalsCost:
         rounds = self.timer.rounds_for(us * (_SLOWEST if self.all_rounds else 1.0), per_sample)
         if not self.all_rounds:
             rounds = min(rounds, _DECIDED_ROUNDS)
+        rounds += PRELIMINARY_ROUNDS if self._load_ms else 0
         check_s = _CHECK_S if self.spec.experts is None else _CHECK_EXPERTS_S
         share = _SHARE_OF_ALL_ROUNDS if self.all_rounds else _SHARE_OF_ROUNDS
         timed_s = rounds * per_sample * (share * us + _SPACER_US) / 1e6

@@ -53,7 +53,7 @@ class RowContext(Protocol):
 
 def policy_of_times(run_policy: str, family: Family, problems: Iterable[Problem], *, no_dependent: bool) -> str:
     """The run's policy without what times of these problems do not have."""
-    if not all(reaches_power_limit(family, family.spec(problem)) for problem in problems):
+    if not any(reaches_power_limit(family, family.spec(problem)) for problem in problems):
         run_policy = without(run_policy, SUSTAINED)
     return without(run_policy, DEPENDENT) if no_dependent else run_policy
 

@@ -116,7 +116,8 @@ class CallJob(Job):
             called = self._replay(context, calls, many)
             bound = self._replay(context, [bind(i) for i in range(len(calls))], many)
             rounds = self.timer.rounds_for(time_us, many)
-            for _ in range(_warm_replays(context, time_us * many)):
+            warm_us = max(_WARM_US, 1000 * self.timer.load_ms(context.bench.family, setup.spec))
+            for _ in range(_warm_replays(context, warm_us, time_us * many)):
                 called(), bound()
             context.in_flight.begin(RUNNING_SEVERAL if time_us < LONG_LAUNCH_US else 0)
             pairs = [(called(), bound()) if turn % 2 else (bound(), called())[::-1] for turn in range(rounds)]
@@ -169,9 +170,9 @@ class CallJob(Job):
         )
 
 
-def _warm_replays(context: WorkerContext, replay_us: float) -> int:
+def _warm_replays(context: WorkerContext, warm_us: float, replay_us: float) -> int:
     """Replays until a GPU idle during set-up has its clocks up; without them M=1 was up to 26 % too slow (H200)."""
-    return math.ceil(_WARM_US / max(1.0, 2 * replay_us)) if context.clock.overlaps else 0
+    return math.ceil(warm_us / max(1.0, 2 * replay_us)) if context.clock.overlaps else 0
 
 
 @lru_cache(maxsize=1)

@@ -72,30 +72,42 @@ def test_finals_with_another_process_are_repeated_and_then_marked(
 
 
 @pytest.mark.parametrize(
-    ("sustained_ms", "limited", "overlaps", "replays"),
-    [(4, True, True, [0, 1, 0, 1]), (4, False, True, []), (4, True, False, []), (0, True, True, [])],
+    ("sustained_ms", "limited", "overlaps", "under_load"),
+    [(100, True, True, True), (100, False, True, False), (100, True, False, False), (0, True, True, False)],
     ids=["limited", "waits for memory", "cpu", "off"],
 )
-def test_products_at_the_power_limit_are_replayed_before_the_rounds(
+def test_products_at_the_power_limit_are_timed_under_load(
     paced: WorkerContext,
     cells: Cells,
     monkeypatch: pytest.MonkeyPatch,
     sustained_ms: float,
     limited: bool,
     overlaps: bool,
-    replays: list[int],
+    under_load: bool,
 ) -> None:
-    """In turn, until they have taken 4 ms: 1 + 1.5 + 1 + 1.5."""
-    monkeypatch.setattr("gemmpipe.bench.finals.reaches_power_limit", lambda family, spec: limited)
+    """Three rounds, then 100 ms of the two that are near (25 + 26 + 25 + 26), then as many rounds as without."""
+    monkeypatch.setattr("gemmpipe.bench.timer.reaches_power_limit", lambda family, spec: limited)
     monkeypatch.setattr(paced.clock, "overlaps", overlaps)
-    pair = [candidate("right", pace_ms=1), candidate("right", pace_ms=1.5)]
-    job = finals(*pair, always_timed=frozenset(c.id for c in pair))
+    three = [candidate("right", pace_ms=pace) for pace in (25, 26, 40)]
+    job = finals(*three, always_timed=frozenset(c.id for c in three))
     trials = replace(job, timer=replace(job.timer, sustained_ms=sustained_ms)).run(paced)
-    assert [len(t.samples_us) for t in trials] == [5, 5], "they are no samples"
-    checked = cells.positions.index(RUNNING_SEVERAL)
-    run = [position for position in cells.positions[checked:] if position >= 0]
-    assert run[: len(replays)] == replays
-    assert sorted(run[len(replays) :]) == [0] * 5 + [1] * 5
+    assert [len(t.samples_us) for t in trials] == [5, 5, 5], "others are no samples"
+    run = [position for position in cells.positions[cells.positions.index(RUNNING_SEVERAL) :] if position >= 0]
+    if under_load:
+        assert sorted(run[:9]) == [0] * 3 + [1] * 3 + [2] * 3
+        assert run[9:13] == [0, 1, 0, 1]
+    assert sorted(run[13 if under_load else 0 :]) == [0] * 5 + [1] * 5 + [2] * 5
+
+
+def test_much_slower_finalists_are_eliminated_before_the_rounds_under_load(
+    paced: WorkerContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gemmpipe.bench.timer.reaches_power_limit", lambda family, spec: True)
+    fast, slow = candidate("right", pace_ms=1), candidate("right", pace_ms=1.2)
+    job = finals(fast, slow)
+    found = {t.candidate: t for t in replace(job, timer=replace(job.timer, sustained_ms=100)).run(paced)}
+    assert (found[fast].status, len(found[fast].samples_us)) == (Status.OK, 5)
+    assert (found[slow].status, len(found[slow].samples_us)) == (Status.PRUNED, 1)
 
 
 def test_every_round_has_its_own_order(context: WorkerContext, cells: Cells) -> None:

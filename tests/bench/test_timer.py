@@ -1,5 +1,6 @@
 """The clock of the CPU, and the timing effort per candidate."""
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -162,3 +163,9 @@ def test_a_separate_launch_on_a_gpu_takes_its_own_time() -> None:
     assert median(separate) == pytest.approx(median(alone), rel=0.1)
     block = clock.blocks_of([launches[:4]] * 9, separate=True)
     assert median(block) == pytest.approx(median(alone), rel=0.1)
+
+
+@pytest.mark.parametrize("value", [-1.0, 1.0, 1e9, math.nan, math.inf])
+def test_launches_before_the_rounds_are_none_or_enough_to_lower_the_clocks(value: float) -> None:
+    with pytest.raises(ValueError, match="sustained_ms"):
+        Timer(warmup=1, iters=2, rounds=3, budget_ms=1, sustained_ms=value)

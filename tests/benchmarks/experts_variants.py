@@ -150,7 +150,7 @@ class Operands:
             torch.cuda.empty_cache()
             self.key = (case.mixture, case.dtype)
             self.weights = FAMILY.make_weights(case.spec, torch.Generator(device="cuda").manual_seed(1))
-        seeds = range(2, 2 + routing_draws(case.tokens))
+        seeds = range(2, 2 + routing_draws(FAMILY, case.spec))
         assert case.spec.experts is not None
         spec = replace(case.spec, experts=replace(case.spec.experts, routing=routing))
         inputs = [FAMILY.make_inputs(spec, torch.Generator(device="cuda").manual_seed(seed)) for seed in seeds]
@@ -259,7 +259,7 @@ def regrets(
         alive: list[object] = []
         graphs = graphs_of(case, device, kept, operands, alive, routing)
         graphs.pop("vllm", None)
-        times = interleaved_us(graphs, routing_draws(case.tokens), rounds)
+        times = interleaved_us(graphs, routing_draws(FAMILY, case.spec), rounds)
         fastest = min(times, key=lambda name: times[name])
         found.append((routing, fastest, times[choice] / times[fastest]))
         del graphs, alive
@@ -338,7 +338,7 @@ def main() -> None:
         compilation.wait(case, deadline)
         alive: list[object] = []
         graphs = graphs_of(case, device, made[case], operands, alive)
-        times = interleaved_us(graphs, routing_draws(case.tokens), arguments.rounds)
+        times = interleaved_us(graphs, routing_draws(FAMILY, case.spec), arguments.rounds)
         del graphs, alive
         for name, us in times.items():
             knobs = made[case][name][1] if name != "vllm" else published(case)

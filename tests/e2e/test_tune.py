@@ -259,12 +259,25 @@ def test_times_of_an_earlier_method_keep_its_name(run: Run) -> None:
 def test_siblings_stay_together_in_batches() -> None:
     problems = [Problem(family="f", key=(("M", m), ("N", n), ("K", 1))) for m in (1, 2, 3) for n in (1, 2, 3, 4)]
     for size in range(1, 14):
-        found = list(batches(problems, size))
+        found = list(batches(problems, size, load_family("a16w16")))
         assert sorted(p.id for batch in found for p in batch) == sorted(p.id for p in problems)
         for batch in found:
             assert len(batch) <= max(size, 3)
             assert all(sum(p["N"] == n for p in batch) in (0, 3) for n in (1, 2, 3, 4))
-    assert list(batches([], 3)) == []
+    assert list(batches([], 3, load_family("a16w16"))) == []
+
+
+def test_routings_of_one_mixture_stay_together_in_batches() -> None:
+    """They try each other's fastest candidates after their searches."""
+    problems = [
+        Problem(family="fmoe", key=(("token", m), ("expert", experts), ("routing", routing)), rows_column="token")
+        for routing in (None, "uniform", "skewed")
+        for experts in (8, 128)
+        for m in (1, 16)
+    ]
+    found = list(batches(problems, 4, load_family("fmoe")))
+    assert [{p["expert"] for p in batch} for batch in found] == [{8}, {128}]
+    assert [len(batch) for batch in found] == [6, 6]
 
 
 @pytest.mark.parametrize(

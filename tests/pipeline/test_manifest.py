@@ -41,16 +41,16 @@ def test_times_of_two_methods_are_not_mixed_in_a_run(reuse: str | None, key: str
 @pytest.mark.parametrize(
     ("gfx", "words"),
     [
-        ("sm_90", "graph cold interleaved separate dependent"),
-        ("sm_80", "graph cold interleaved separate"),
-        ("gfx942", "graph cold interleaved separate"),
+        ("sm_90", "graph cold interleaved separate{} dependent"),
+        ("sm_80", "graph cold interleaved separate{}"),
+        ("gfx942", "graph cold interleaved separate{}"),
     ],
 )
 def test_the_policy_names_how_replays_are_launched(gfx: str, words: str) -> None:
     """Times after a dependent launch are shorter: they are not compared with those of rows without it."""
     known = arch_device("gfx942") if gfx == "gfx942" else replace(arch_device("sm_90"), gfx=gfx)
-    for sustained, last in ((False, ""), (True, " sustained")):
+    for sustained, word in ((False, ""), (True, " sustained")):
         bench = SimpleNamespace(separate_launches=True, sustained_clocks=sustained)
         plan: Any = SimpleNamespace(stages={"bench": bench}, chain=("bench",))
-        assert manifest.policy(plan, known) == words + last
+        assert manifest.policy(plan, known) == words.format(word)
         assert manifest.policy(plan, replace(known, kind="cpu", gfx="cpu")) == "host interleaved"

@@ -14,6 +14,7 @@ from gemmpipe.runtime import fused_moe, reload
 from gemmpipe.runtime.capture.recorder import recorder_for
 from gemmpipe.runtime.capture.routing import routing_counter
 from gemmpipe.runtime.selection_log import LOG
+from gemmpipe.runtime.tables import load_tables
 from gemmpipe.sources.routing_counts import LayerSizes, profiles, read_counts, routing_file
 from gemmpipe.sources.table import CsvShapes
 from gemmpipe.tables.store import render
@@ -124,3 +125,25 @@ def test_rows_tuned_on_a_routing_answer_calls(tmp_path: Path, monkeypatch: pytes
             .find(device, [None if c.condition else rows[0][c.name] for c in FMOE.key_columns])
         )
         assert json.loads(str(found[0].row["config"])) == {"method": method}
+
+
+@pytest.mark.parametrize("neutral", [True, False])
+def test_rows_of_several_routings_give_way_to_the_one_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, neutral: bool
+) -> None:
+    device = cpu_device()
+    sizes = {"token": 3, "model_dim": 64, "inter_dim": 32, "expert": 4, "topk": 2}
+    rows = []
+    for routing in ("one_hot", "skewed", *((None,) if neutral else ())):
+        key = dict(make_problem(FMOE, {**sizes, "routing": routing}, DEFAULTS, device.gfx, "test").key)
+        row = {"gfx": device.gfx, "cu_num": device.cu_num, **key, "libtype": "torch", "us": 1.0}
+        rows.append({**row, "config": json.dumps({"method": "expert_loop"})})
+    path = tmp_path / "tuned_fmoe.csv"
+    path.write_text(render(rows, FMOE, ()))
+    monkeypatch.setenv("GEMMPIPE_CONFIG_FMOE", str(path))
+    with caplog.at_level("WARNING"):
+        found = load_tables(FMOE).find(device, [None if c.condition else rows[0][c.name] for c in FMOE.key_columns])
+    assert [each.row["routing"] for each in found[: len(rows)]] == ([None] if neutral else []) + ["one_hot", "skewed"]
+    [warning] = [record.getMessage() for record in caplog.records if "several" in record.getMessage()]
+    used = "without one" if neutral else "that comes first"
+    assert f"1 keys of {path} have rows of several values of routing; calls use the row {used} (" in warning

@@ -46,20 +46,20 @@ def test_a_rows_policy_is_that_of_its_trial(
 
 
 @pytest.mark.parametrize(
-    ("m", "no_dependent", "words"),
+    ("ms", "no_dependent", "words"),
     [
-        (4096, False, "graph dependent sustained"),
-        (4096, True, "graph sustained"),
-        (16, False, "graph dependent"),
-        (16, True, "graph"),
+        ((4096,), False, "graph sustained dependent"),
+        ((4096, 4096), True, "graph sustained"),
+        ((16,), False, "graph dependent"),
+        ((16, 16), True, "graph"),
+        ((4096, 16), False, "graph sustained dependent"),
     ],
 )
 def test_only_products_at_the_power_limit_are_timed_at_sustained_clocks(
-    h200: Device, m: int, no_dependent: bool, words: str
+    h200: Device, ms: tuple[int, ...], no_dependent: bool, words: str
 ) -> None:
+    """The row of a bucket of several Ms has the sum of their times."""
     family = load_family("a16w16")
-    problems = [
-        make_problem(family, {"M": rows, "N": 8192, "K": 8192}, DEFAULTS, h200.gfx, "case") for rows in (4096, m)
-    ]
-    run_policy = f"graph {DEPENDENT} {SUSTAINED}"
+    problems = [make_problem(family, {"M": rows, "N": 8192, "K": 8192}, DEFAULTS, h200.gfx, "case") for rows in ms]
+    run_policy = f"graph {SUSTAINED} {DEPENDENT}"
     assert policy_of_times(run_policy, family, problems, no_dependent=no_dependent) == words

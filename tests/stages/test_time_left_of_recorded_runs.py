@@ -13,7 +13,7 @@ TUNED = sorted(path for path in FOLDER.glob("*.xz") if path.name.partition(".")[
 @pytest.fixture(autouse=True)
 def eight_draws(monkeypatch: pytest.MonkeyPatch) -> None:
     """The recorded runs timed experts over eight draws of their routing, whatever the number of tokens."""
-    monkeypatch.setattr("gemmpipe.stages.finals_cost.routing_draws", lambda rows: 8)
+    monkeypatch.setattr("gemmpipe.stages.finals_cost.routing_draws", lambda family, spec: 8)
 
 
 @pytest.mark.parametrize("path", TUNED, ids=lambda path: path.name.partition(".")[0])

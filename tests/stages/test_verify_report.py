@@ -1,9 +1,19 @@
 """Which recorded times verify compares with those of now."""
 
+from pathlib import Path
+
+import pandas as pd
 import pytest
+from stage_contexts import stage_context
 
 from gemmpipe.bench.timer import PairedRatio
-from gemmpipe.stages.verify_report import VerifyReport, why_not_compared
+from gemmpipe.core.data import FINALS, Candidate, Device, Status, Trial
+from gemmpipe.family import KernelDefaults, load_family
+from gemmpipe.family.problem import make_problem
+from gemmpipe.stages.rows import trial_frame
+from gemmpipe.stages.verify_report import HOLDS, NOT_COMPARED, VerifyReport, why_not_compared
+
+DEFAULTS = KernelDefaults(dtype=None, out_dtype=None, bias=None)
 
 ALONE = "host interleaved"
 
@@ -43,3 +53,43 @@ def test_a_library_is_ahead_on_a_shared_device_only_by_far(
     assert bool(reason) == is_behind
     if is_behind:
         assert reason.startswith("behind: torch float32_convert split=2 takes 23.7 ms, ")
+
+
+@pytest.mark.parametrize("m", [16, 4096])
+@pytest.mark.parametrize("no_dependent", [False, True])
+@pytest.mark.parametrize("word", ["sustained", ""])
+@pytest.mark.parametrize("last", ["dependent", ""])
+def test_a_recorded_time_is_compared_with_one_taken_alike(
+    tmp_path: Path, h200: Device, m: int, no_dependent: bool, word: str, last: str
+) -> None:
+    """Only a product at the power limit has `sustained`, and `dependent` only times after such a launch."""
+    family = load_family("a16w16")
+    problem = make_problem(family, {"M": m, "N": 8192, "K": 8192}, DEFAULTS, h200.gfx, "case")
+    trial = Trial(
+        stage=FINALS,
+        problem=problem.id,
+        candidate=Candidate.of("triton", {"n": 1}),
+        status=Status.OK,
+        samples_us=(10.0, 10.0, 10.0),
+        err_ratio=0.0,
+        no_dependent_launch=no_dependent,
+    )
+    recorded = {
+        **dict(problem.key),
+        "problem": problem.id,
+        "candidate": trial.candidate.id,
+        "place": "table.csv:2",
+        "libtype": "triton",
+        "config": "{}",
+        "kernelName": "k",
+        "us": 10.0,
+        "reason": "",
+        "policy": " ".join(filter(None, ("graph", word, last))),
+        "device": h200.name,
+    }
+    context = stage_context(tmp_path, family, DEFAULTS, h200, policy="graph sustained dependent", problems=[problem])
+    report = VerifyReport(max_drift_pct=5, max_behind_pct=1, max_call_overhead_pct=None)
+    tables = {"selections": pd.DataFrame([recorded]), "trials": trial_frame([trial], {})}
+    [verdict] = report.run(tables, context)["verified"]["verdict"]
+    alike = (word == "sustained") == (m == 4096) and (last == "dependent") != no_dependent
+    assert verdict == (HOLDS if alike else NOT_COMPARED)

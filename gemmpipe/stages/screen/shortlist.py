@@ -3,6 +3,7 @@
 Also the candidates that problems which differ in M or in their routing alone try of each other after their searches.
 """
 
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
@@ -108,6 +109,7 @@ def bucket_leaders(bucket: Bucket, results: Sequence[Mapping[Candidate, Trial]],
 
 
 _REACH = 2  # Ms on either side
+_MOST_LEADERS = 8  # of the routings of one product
 
 
 def shape_group_states(states: Sequence[ProblemState]) -> list[list[ProblemState]]:
@@ -120,24 +122,33 @@ def cross_evaluate(
 ) -> Iterator[tuple[ProblemState, list[TrialRequest]]]:
     """Requests for the fastest candidate of each of the nearest Ms, for problems that have not timed it.
 
-    Of a mixture of experts also the fastest under the other routings of the run. A search that ends early does not have
+    Of a mixture of experts also the fastest under other routings of the run. A search that ends early does not have
     the results of later ones: on an H200 one of 72 problems was 8 % slower than its neighbours' choice. Searches with a
     budget of trials get no extra ones.
     """
     if context.search.budget_trials is not None:
         return
-    same_product: dict[GemmSpec, list[ProblemState]] = {}
-    for state in states:
-        same_product.setdefault(_without_routing(state.summary.spec), []).append(state)
+    leaders = {state.problem.id: fastest(state.results, 1) for state in states}
+    of_routings = _leaders_of_routings(states, leaders)
     for group in shape_group_states(states):
         for index, state in enumerate(group):
             near = group[max(0, index - _REACH) : index] + group[index + 1 : index + 1 + _REACH]
-            near += [other for other in same_product[_without_routing(state.summary.spec)] if other is not state]
-            found = dict.fromkeys(c for other in near for c in fastest(other.results, 1))
+            found = dict.fromkeys(c for other in near for c in leaders[other.problem.id])
+            found |= dict.fromkeys(of_routings[_without_routing(state.summary.spec)])
             launches = max((t.effective_launches for t in state.results.values()), default=0)
             missing = [c for c in found if c.id in state.summary.ids and c not in state.results]
             if missing and launches and not state.cut_short:
                 yield state, [_request(state, c, launches, context) for c in missing]
+
+
+def _leaders_of_routings(
+    states: Sequence[ProblemState], leaders: Mapping[str, Sequence[Candidate]]
+) -> dict[GemmSpec, list[Candidate]]:
+    """By product without its routing, the candidates that lead under most routings."""
+    counts: dict[GemmSpec, Counter[Candidate]] = {}
+    for state in states:
+        counts.setdefault(_without_routing(state.summary.spec), Counter()).update(leaders[state.problem.id])
+    return {spec: [c for c, _ in each.most_common(_MOST_LEADERS)] for spec, each in counts.items()}
 
 
 def _without_routing(spec: GemmSpec) -> GemmSpec:
