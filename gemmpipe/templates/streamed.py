@@ -12,6 +12,7 @@ from gemmpipe.family import GemmSpec
 from gemmpipe.family.dtypes import DTYPES_16BIT, FP8_MAX, element_bytes
 from gemmpipe.templates.constraints import launch_violation
 from gemmpipe.templates.params import SCALE_BLOCK, TRITON_TYPES, int_knob, size_arguments
+from gemmpipe.templates.quantise import by_row
 from gemmpipe.templates.small_m import SCALING_VIOLATION, SmallMKernel, scale_granularity
 from gemmpipe.templates.tiled import ceil_div, next_power_of_2
 
@@ -39,7 +40,7 @@ def mode(spec: GemmSpec) -> str:
     if spec.w_dtype in DTYPES_16BIT:
         return TRITON_TYPES[spec.w_dtype]
     if spec.x_dtype in DTYPES_16BIT:
-        return f"{TRITON_TYPES[spec.x_dtype]}_to_fp8"
+        return f"{TRITON_TYPES[spec.x_dtype]}_to_fp8{'_rows' if by_row(spec) else ''}"
     return "fp8_blocks" if scale_granularity(spec) == "block" else "fp8"
 
 

@@ -25,7 +25,9 @@ from gemmpipe.templates.streamed_rows import (
     prepare_reads,
     reads,
     rows_at_once,
+    scale_bytes,
     scaled_blocks,
+    scaled_rows,
     table_rows,
     x_row_bytes,
 )
@@ -41,7 +43,7 @@ def shared_places(rows, columns, warps, stages, blocks, mode):
     """
     x = warps * stages * columns * block_bytes()
     scales = x + warps * rows * x_row_bytes(blocks, mode)
-    sums = scales + warps * blocks * table_rows(rows, mode) * 4
+    sums = scales + warps * scale_bytes(rows, blocks, mode)
     return x, scales, sums, sums + warps * columns * rows * 4
 
 
@@ -76,6 +78,7 @@ def _declare(s):
         f" .reg .b32 loaded<{rows_at_once(s) * count * 4}>, w<{16 * groups}>, x<16>, half<8>;"
         f" .reg .f32 zero, scale, value<8>, x_scales<{s.rows}>, w_scale<{count}>, s0, s1, read, total;"
         f" .reg .f32 sum<{4 * groups}>, d<{8 * groups}>;"
+        + (" .reg .b32 largest; .reg .f32 inverse;" if scaled_rows(s.mode) else "")
     )
 
 
@@ -92,8 +95,8 @@ def _begin(s, given):
         f" shr.s32 count, count, {s.warps.bit_length() - 1}; shfl.sync.idx.b32 count, count, 0, 31, -1;"
         f" mov.u32 base, global_smem; mad.lo.u32 ring, warp, {ring}, base;"
         f" mad.lo.u32 rows, warp, {s.rows * x_row_bytes(s.blocks, s.mode)}, base; add.u32 rows, rows, {x};"
-        f" mad.lo.u32 scales, warp, {4 * s.blocks * table_rows(s.rows, s.mode)}, base;"
-        f" add.u32 scales, scales, {scales};"
+        f" mad.lo.u32 scales, warp, {scale_bytes(s.rows, s.blocks, s.mode)}, base;"
+        f" add.u32 scales, scales, {scales};" + (f" add.u32 largest, base, {scales};" if scaled_rows(s.mode) else "")
     )
 
 
@@ -255,8 +258,18 @@ def _add_warps(s):
         for warp in range(s.warps):
             text += [f"mov.f32 read, zero; @p ld.shared.f32 read, [at + {4 * (warp * count + i * threads)}];"]
             text += ["add.f32 total, total, read;"]
-        text += [f"mov.f32 ${i}, total;"]
+        text += [_scale_sum(s, i * threads) if scaled_rows(s.mode) else "", f"mov.f32 ${i}, total;"]
     return " ".join(text)
+
+
+@gluon.constexpr_function
+def _scale_sum(s, first):
+    """PTX: total *= the scale of its row of x; element thread + first of the output."""
+    return (
+        f"add.u32 at, thread, {first}; shr.u32 at, at, {s.columns.bit_length() - 1}; mad.lo.u32 at, at, 4, scales;"
+        f" mov.f32 scale, zero; @p ld.shared.f32 scale, [at + {4 * s.rows}]; mul.f32 total, total, scale;"
+        f" mad.lo.u32 at, thread, 4, base;"
+    )
 
 
 @gluon.constexpr_function
@@ -308,13 +321,17 @@ def _threads(warps):
 def _epilogue_scales(
     x_scale_ptr, w_scale_ptr, bias_ptr, row, column, M, N, SCALES: gl.constexpr
 ):  # fmt: skip
-    """(scale, bias) of an element of the output, 1 or 0 if absent; SCALES: `tensor`, `row`, others have none here.
+    """(scale, bias) of an element of the output, 1 or 0 if absent.
+
+    SCALES: `tensor`, `row`, `channel` (of w alone), others have none here.
 
     Loaded before the products: after them, nothing would hide the latency.
     """
     scale, bias = 1.0, 0.0
     if SCALES == "row":
         scale = gl.load(x_scale_ptr + gl.minimum(row, M - 1)) * gl.load(w_scale_ptr + column)
+    if SCALES == "channel":
+        scale = gl.load(w_scale_ptr + column)
     if SCALES == "tensor":
         scale = gl.load(x_scale_ptr) * gl.load(w_scale_ptr)
     if bias_ptr is not None:
@@ -331,7 +348,8 @@ def stream(
     """A program: out[M, its BLOCK_SIZE_N columns] = (x * x_scale) @ (w * w_scale)^T + bias; M <= BLOCK_SIZE_M.
 
     Strides are between rows in elements; scale_row and scale_block of x's block scales. MODE: see Shape. SCALES:
-    `none`, `tensor`, `row` or `block`. BLOCKS: K blocks of a warp, rounded up.
+    `none`, `tensor`, `row`, `channel` (w's, where x is quantised row by row) or `block`. BLOCKS: K blocks of a warp,
+    rounded up.
     """
     SUMS: gl.constexpr = sums_per_thread(BLOCK_SIZE_M, BLOCK_SIZE_N, WARPS)
     LINES: gl.constexpr = shared_lines(BLOCK_SIZE_M, BLOCK_SIZE_N, WARPS, STAGES, BLOCKS, MODE)

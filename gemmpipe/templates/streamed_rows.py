@@ -1,7 +1,8 @@
 """PTX of the streamed kernels' rows of x (streamed_kernel.py): read, converted, kept in shared memory.
 
 A warp reads its K blocks of a few rows at once, 16 bytes a thread. x in fp8 is kept as fp16, which has all of its
-values; x in 16 bits as it is, or, for a weight in fp8, quantised to fp8 block by block and kept as fp16.
+values; x in 16 bits as it is, or, for a weight in fp8, quantised to fp8 block by block or row by row, and kept as fp16.
+The scale of a whole row needs the greatest value of every warp's blocks: the warps exchange these in shared memory.
 """
 
 import math
@@ -31,6 +32,24 @@ def scaled_blocks(mode):
 
 
 @gluon.constexpr_function
+def scaled_rows(mode):
+    """True if x in 16 bits is quantised with one scale for a whole row."""
+    return mode in ("bf16_to_fp8_rows", "fp16_to_fp8_rows")
+
+
+@gluon.constexpr_function
+def _quantises(mode):
+    """True if x in 16 bits is quantised to fp8."""
+    return "_to_fp8" in mode
+
+
+@gluon.constexpr_function
+def scale_bytes(rows, blocks, mode):
+    """Bytes of a warp's scales in shared memory; of whole rows: its greatest values, and then the scales."""
+    return 8 * rows if scaled_rows(mode) else 4 * blocks * table_rows(rows, mode)
+
+
+@gluon.constexpr_function
 def table_rows(rows, mode):
     """Scales of a K block in shared memory: one for one row of x, else one per column of the matrix instruction."""
     return (1 if rows == 1 else 8) if scaled_blocks(mode) else 0
@@ -47,7 +66,8 @@ class Shape:
     """What the PTX depends on: rows of x, columns, warps, slots of a ring, K blocks of a warp, types and scales.
 
     mode: `fp8_blocks` (both operands in fp8 with block scales), `bf16_to_fp8`, `fp16_to_fp8` (x is quantised to that),
-    `fp8` (both in fp8, scales are applied to the sums), `bf16`, `fp16` (both in 16 bits).
+    `bf16_to_fp8_rows`, `fp16_to_fp8_rows` (with one scale a row), `fp8` (both in fp8, scales are applied to the sums),
+    `bf16`, `fp16` (both in 16 bits).
     """
 
     rows: int
@@ -61,7 +81,7 @@ class Shape:
 @gluon.constexpr_function
 def _x_block_bytes(mode):
     """Bytes of a K block of a row of x in memory."""
-    return 256 if mode in ("bf16_to_fp8", "fp16_to_fp8") else block_bytes()
+    return 256 if _quantises(mode) else block_bytes()
 
 
 @gluon.constexpr_function
@@ -116,6 +136,7 @@ def load_rows(s, given, first):
             text += ["add.s64 from, from, wide;"]
         for read in range(count):
             names = ", ".join(f"loaded{(row * count + read) * 4 + i}" for i in range(4))
+            text += [f"mov.b32 {name}, 0;" for name in names.split(", ") if scaled_rows(s.mode)]  # no greatest value
             text += [_is_block(s, read), f"@p ld.global.v4.b32 {{{names}}}, [from + {read * 512 * s.warps}];"]
     return " ".join(text)
 
@@ -150,9 +171,15 @@ def _load_both_scales(s, given):
 
 
 @gluon.constexpr_function
+def _kind(s):
+    """PTX: the type of two values of x in a register."""
+    return "bf16x2" if s.mode.startswith("bf16") else "f16x2"
+
+
+@gluon.constexpr_function
 def _largest(s, registers):
     """PTX: scale = the largest magnitude of a K block, of which each of 16 threads holds eight values."""
-    kind = "bf16x2" if s.mode == "bf16_to_fp8" else "f16x2"
+    kind = _kind(s)
     text = [f"and.b32 half{i}, {name}, 0x7fff7fff;" for i, name in enumerate(registers)]
     text += [f"max.{kind} half0, half0, half1; max.{kind} half2, half2, half3; max.{kind} half0, half0, half2;"]
     text += [_values(s, ["half0"]), "max.f32 scale, value0, value1;"]
@@ -163,7 +190,7 @@ def _largest(s, registers):
 @gluon.constexpr_function
 def _values(s, registers):
     """PTX: value0, ... = the values of registers of two each, in fp32."""
-    if s.mode == "fp16_to_fp8":
+    if s.mode.startswith("fp16"):
         return " ".join(
             f"mov.b32 {{low, high}}, {name}; cvt.f32.f16 value{2 * i}, low; cvt.f32.f16 value{2 * i + 1}, high;"
             for i, name in enumerate(registers)
@@ -179,13 +206,61 @@ def _values(s, registers):
 def _quantise(s, registers, top):
     """PTX: half0 to half3 = eight values of a K block of x, rounded to fp8, in fp16; scale = that of the block.
 
-    The scale is the largest magnitude over `top`, at least 2^-126, of which the reciprocal is finite.
+    The scale is the largest magnitude over `top`, at least 2^-126, of which the reciprocal is finite; of a whole row it
+    is known already.
     """
-    text = [_largest(s, registers), f"div.full.f32 scale, scale, {_hex(top)}; max.f32 scale, scale, {_hex(2.0**-126)};"]
-    text += [f"div.full.f32 read, {_hex(1.0)}, scale;", _values(s, registers)]
-    text += [f"mul.f32 value{i}, value{i}, read;" for i in range(8)]
+    if scaled_rows(s.mode):
+        return _rounded(s, registers, "inverse")
+    return f"{_largest(s, registers)} {_scale(top, 'read')} {_rounded(s, registers, 'read')}"
+
+
+@gluon.constexpr_function
+def _scale(top, inverse):
+    """PTX: scale = that of the greatest value `scale`; its reciprocal."""
+    return (
+        f"div.full.f32 scale, scale, {_hex(top)}; max.f32 scale, scale, {_hex(2.0**-126)};"
+        f" div.full.f32 {inverse}, {_hex(1.0)}, scale;"
+    )
+
+
+@gluon.constexpr_function
+def _rounded(s, registers, inverse):
+    """PTX: half0 to half3 = eight values times `inverse`, rounded to fp8, in fp16."""
+    text = [_values(s, registers), *(f"mul.f32 value{i}, value{i}, {inverse};" for i in range(8))]
     for i in range(4):
         text += [f"cvt.rn.satfinite.e4m3x2.f32 low, value{2 * i + 1}, value{2 * i}; cvt.rn.f16x2.e4m3x2 half{i}, low;"]
+    return " ".join(text)
+
+
+@gluon.constexpr_function
+def _exchange_largest(s, first, rows):
+    """PTX: the warp's greatest value of each of `rows` rows from `first` on to shared memory; wait for all warps."""
+    count, kind, text = reads(s.blocks, s.mode), _kind(s), ["setp.eq.u32 q, lane, 0;"]
+    for row in range(rows):
+        for i in range(4 * count):
+            text += [f"and.b32 half0, loaded{row * count * 4 + i}, 0x7fff7fff;"]
+            text += [f"max.{kind} half7, half7, half0;" if i else "mov.b32 half7, half0;"]
+        text += [_values(s, ["half7"]), "max.f32 scale, value0, value1;"]
+        for i in range(5):
+            text += [f"shfl.sync.bfly.b32 read, scale, {16 >> i}, 31, -1; max.f32 scale, scale, read;"]
+        text += [f"@q st.shared.f32 [scales + {4 * (first + row)}], scale;"]
+    return " ".join([*text, "bar.sync 0;"])
+
+
+@gluon.constexpr_function
+def _row_scale(s, row, top):
+    """PTX: scale = that of a row, of the greatest values of all warps, kept in shared memory; inverse = its reciprocal.
+
+    A lane reads the value of one warp, lanes beyond the number of warps one of them again.
+    """
+    text = [f"and.b32 at, lane, {s.warps - 1}; mad.lo.u32 at, at, {scale_bytes(s.rows, s.blocks, s.mode)}, largest;"]
+    text += [f"ld.shared.f32 scale, [at + {4 * row}];"]
+    for i in range(s.warps.bit_length() - 1):
+        text += [f"shfl.sync.bfly.b32 read, scale, {1 << i}, 31, -1; max.f32 scale, scale, read;"]
+    text += [
+        _scale(top, "inverse"),
+        f"setp.eq.u32 q, lane, 0; @q st.shared.f32 [scales + {4 * (s.rows + row)}], scale;",
+    ]
     return " ".join(text)
 
 
@@ -201,7 +276,7 @@ def _converted(s, registers, top):
     """(PTX: 16 bytes that were read of a row of x as they are kept, the registers that they are then in)."""
     if block_elements(s.mode) == 64:
         return "", registers
-    if s.mode in ("bf16_to_fp8", "fp16_to_fp8"):
+    if _quantises(s.mode):
         return _quantise(s, registers, top), ["half0", "half1", "half2", "half3"]
     text = [
         f"mov.b32 {{low, high}}, {name};"
@@ -220,7 +295,7 @@ def _keep_read(s, row, read, registers, top):
     text = [converted, _is_block(s, read)]
     for i in range(0, len(kept), 4):
         text += [f"@p st.shared.v4.b32 [x_at + {place + 4 * i}], {{{', '.join(kept[i : i + 4])}}};"]
-    if s.mode in ("bf16_to_fp8", "fp16_to_fp8"):
+    if _quantises(s.mode) and scaled_blocks(s.mode):
         at = 4 * (first * table_rows(s.rows, s.mode) + row)
         text += [f"mul.f32 scale, scale, w_scale{read}; setp.eq.and.u32 q, piece, 0, p;"]
         text += [f"@q st.shared.f32 [scale_at + {at}], scale;"]
@@ -237,7 +312,10 @@ def keep_rows(s, given, top):
     for first in range(0, s.rows, each):
         if first:
             text += [f"setp.le.s32 p, {given['M']}, {first}; @p bra.uni kept;", load_rows(s, given, first)]
+        if scaled_rows(s.mode):
+            text += [_exchange_largest(s, first, min(each, s.rows - first))]
         for row in range(min(each, s.rows - first)):
+            text += [_row_scale(s, first + row, top) if scaled_rows(s.mode) else ""]
             for read in range(count):
                 registers = [f"loaded{(row * count + read) * 4 + i}" for i in range(4)]
                 text += [_keep_read(s, first + row, read, registers, top)]

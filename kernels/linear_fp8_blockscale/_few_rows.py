@@ -7,7 +7,7 @@ from gemmpipe.core.data import Device, Knobs, Scalar
 from gemmpipe.family import GemmSpec
 from gemmpipe.family.dtypes import FP8_MAX
 from gemmpipe.templates.params import SCALE_BLOCK, int_knob, load_constants, tile_constants
-from gemmpipe.templates.quantise import linear_pointers, linear_sizes, linear_violation, row_scales_violation
+from gemmpipe.templates.quantise import by_row, linear_pointers, linear_sizes, linear_violation, row_scales_violation
 from gemmpipe.templates.small_m import SmallMKernel, sliced_resources_violation
 from gemmpipe.templates.streamed import Streamed, streamed_constants
 
@@ -85,7 +85,10 @@ def fused_sliced_shared_bytes(m: int, n: int, slices: int, stages: int) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class FusedStreamed(Streamed):
-    """`fused_streamed`: as `streamed`, for x in 16 bits, which every warp quantises before it multiplies."""
+    """`fused_streamed`: as `streamed`, for x in 16 bits, which every warp quantises before it multiplies.
+
+    With scales of rows the warps of a program exchange the greatest values of their shares of each row first.
+    """
 
     label = "fused_streamed"
     kernel: str = "gemmpipe.kernels.linear_fp8_blockscale._streamed_kernel:linear_streamed"
@@ -93,7 +96,11 @@ class FusedStreamed(Streamed):
 
     def operands_violation(self, spec: GemmSpec, knobs: Knobs, device: Device) -> str | None:
         """`rule: detail` of the first rule on operands that is broken, or None."""
-        return linear_violation(spec, knobs, device) or row_scales_violation(spec)
+        return linear_violation(spec, knobs, device)
+
+    def default_config(self, spec: GemmSpec, device: Device) -> Knobs | None:
+        """As the product's; scales of rows are not measured."""
+        return None if by_row(spec) else super().default_config(spec, device)
 
     def pointers(self, spec: GemmSpec) -> Mapping[str, str]:
         """Operands, bias, the weight's scales and output."""
@@ -104,5 +111,6 @@ class FusedStreamed(Streamed):
         return linear_sizes(spec)
 
     def constants(self, spec: GemmSpec, knobs: Knobs) -> Mapping[str, Scalar]:
-        """The tile, and the greatest value of w's type."""
-        return {**streamed_constants(spec, knobs), "TOP": FP8_MAX[spec.w_dtype]}
+        """The tile, the kind of scales, and the greatest value of w's type."""
+        scales = "channel" if by_row(spec) else "block"
+        return {**streamed_constants(spec, knobs), "SCALES": scales, "TOP": FP8_MAX[spec.w_dtype]}

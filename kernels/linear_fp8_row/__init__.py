@@ -4,8 +4,9 @@ This is what an engine computes for a linear layer of a checkpoint in fp8 with s
 token: x is bf16 or fp16, out and bias have its type; w is e4m3fn (e4m3fnuz on gfx942), row-major with K innermost;
 w_scale is fp32 [N, 1]. A candidate may quantise x to w's type, with one fp32 scale per row (the largest magnitude over
 the format's greatest value), or multiply it as it is; accumulation is fp32. Candidates are those of
-linear_fp8_blockscale, with the products of a8w8; none quantises within the product, since a row's scale is known only
-after the whole row is read. The x of a check and of a timing lies on the grid of the fp8 format (see there).
+linear_fp8_blockscale, with the products of a8w8; of those that quantise within the product `fused_streamed` alone,
+since a row's scale is known only after the whole row is read. The x of a check and of a timing lies on the grid of the
+fp8 format (see there).
 """
 
 from collections.abc import Mapping
@@ -16,6 +17,7 @@ from gemmpipe.family import Family, GemmSpec, Inputs, KernelDefaults, KeyColumn,
 from gemmpipe.family.dtypes import DTYPES_16BIT, FP8_DTYPES, check_choice, native_fp8
 from gemmpipe.family.operands import make_weights, values_on_fp8_grid
 from gemmpipe.family.reference import product, tolerance
+from gemmpipe.kernels.linear_fp8_blockscale._few_rows import FusedStreamed
 from gemmpipe.kernels.linear_fp8_blockscale._triton import OneLaunch
 from gemmpipe.templates.dense import Dense, DenseWarpSpecialised
 from gemmpipe.templates.quantise import QuantisedFirst
@@ -82,6 +84,7 @@ FAMILY = Family(
         QuantisedFirst(product=DenseWarpSpecialised()),
         QuantisedFirst(product=Skinny()),
         QuantisedFirst(product=Sliced()),
+        FusedStreamed(),
         OneLaunch(quantises=False),
     ),
 )

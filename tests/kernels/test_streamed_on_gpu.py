@@ -85,8 +85,11 @@ def test_products_of_fp8_operands(device: Device, m: int, nk: tuple[int, int], t
 @pytest.mark.parametrize("nk", SIZES)
 @pytest.mark.parametrize("m", [1, 3, 8])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_linear_layers(device: Device, dtype: str, m: int, nk: tuple[int, int], tile: tuple[int, ...]) -> None:
-    case = made("linear_fp8_blockscale", device, m, *nk, dtype)
+@pytest.mark.parametrize("name", ["linear_fp8_blockscale", "linear_fp8_row"])
+def test_linear_layers(
+    device: Device, name: str, dtype: str, m: int, nk: tuple[int, int], tile: tuple[int, ...]
+) -> None:
+    case = made(name, device, m, *nk, dtype, bias=True if name == "linear_fp8_row" else None)
     assert_right(result("fused_streamed", tile_of(case[1], tile), device, case), case)
 
 
@@ -135,6 +138,24 @@ def test_x_is_quantised_to_the_bits_of_the_quantiser(device: Device, m: int, dty
     assert torch.equal(one, result("fused_sliced", {**sliced, "num_stages": 3}, device, case))
     assert int((one[m // 2, 5 * 128 : 6 * 128] != 0).sum()) == 0
     assert int((one != 0).sum()) > spec.m * 1000
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("m", [1, 2, 3, 8])
+def test_rows_of_x_are_quantised_to_the_bits_of_the_quantiser(device: Device, m: int, dtype: str) -> None:
+    """x of any size, with a row of zeros, times the identity: each value of the output is one quantised value."""
+    family, spec, weights, inputs = made("linear_fp8_row", device, m, 1280, 1280, dtype)
+    exponents = (-30, 30) if dtype == "bfloat16" else (-12, 12)
+    sizes = torch.exp2(torch.randint(*exponents, (spec.m, 1), device=inputs.x.device).float())
+    values = torch.randn(spec.m, spec.k, device=inputs.x.device) * sizes
+    values[m - 1] = 0 if m > 1 else values[m - 1]
+    w = torch.eye(1280, device=inputs.x.device).to(weights.w.dtype)
+    identity = Weights(w=w, w_scale=torch.ones(1280, 1, device=w.device))
+    case = family, spec, identity, Inputs(x=values.to(inputs.x.dtype))
+    one = result("fused_streamed", tile_of(spec, (16, 8, 1)), device, case)
+    sliced = {"BLOCK_SIZE_M": 8, "BLOCK_SIZE_N": 16, "BLOCK_SIZE_K": 1024, "num_warps": 8, "num_stages": 3}
+    assert torch.equal(one, result("sliced", sliced, device, case))
+    assert int((one != 0).sum()) > (spec.m - (m > 1)) * 1000
 
 
 def test_fewer_rows_run_in_a_tile_of_more(device: Device) -> None:

@@ -30,8 +30,9 @@ Tile = tuple[int, int, int, int]
 """BLOCK_SIZE_M, _N, num_warps, num_stages."""
 SM_90 = arch_device("sm_90")
 PRODUCT, LINEAR = load_family("a8w8_blockscale"), load_family("linear_fp8_blockscale")
+LINEAR_ROW = load_family("linear_fp8_row")
 BF16, FP8 = load_family("a16w16"), load_family("a8w8")
-MODES = ("fp8_blocks", "bf16_to_fp8", "fp16_to_fp8", "fp8", "bf16", "fp16")
+MODES = ("fp8_blocks", "bf16_to_fp8", "fp16_to_fp8", "bf16_to_fp8_rows", "fp16_to_fp8_rows", "fp8", "bf16", "fp16")
 
 
 def case(family: Family, m: int, n: int = 1280, k: int = 8192, gfx: str = "sm_90") -> tuple[Streamed, GemmSpec]:
@@ -50,7 +51,7 @@ def violation(family: Family, tile: Tile, m: int = 1, n: int = 1280, k: int = 81
     return kernel.unsupported_reason(spec, kernel.normalise(spec, knobs_of(tile), SM_90), SM_90)
 
 
-@pytest.mark.parametrize("family", [PRODUCT, LINEAR, BF16, FP8], ids=lambda family: family.name)
+@pytest.mark.parametrize("family", [PRODUCT, LINEAR, LINEAR_ROW, BF16, FP8], ids=lambda family: family.name)
 @pytest.mark.parametrize(
     ("gfx", "k", "tile"),
     [
@@ -78,7 +79,7 @@ def test_compiles_to_the_shared_memory_that_is_stated_and_spills_little(
 
 def test_the_only_allocation_is_all_of_the_shared_memory() -> None:
     """The PTX counts from the beginning of shared memory: nothing else may be there."""
-    for family in (PRODUCT, LINEAR, BF16, FP8):
+    for family in (PRODUCT, LINEAR, LINEAR_ROW, BF16, FP8):
         kernel, spec = case(family, 2)
         knobs = kernel.normalise(spec, knobs_of((2, 16, 8, 3)), SM_90)
         for build in kernel.builds(spec, knobs, SM_90):
@@ -121,12 +122,7 @@ def test_operands_and_devices_that_they_do_not_compute() -> None:
         other = case(LINEAR if family is PRODUCT else PRODUCT, 1)[1]
         assert str(kernel.unsupported_reason(other, knobs, SM_90)).startswith("operands:")
         assert str(kernel.unsupported_reason(replace(spec, batch=2), knobs, SM_90)).startswith("batch:")
-    by_row = load_family("linear_fp8_row")
-    spec = by_row.spec(
-        make_problem(by_row, {"M": 1, "N": 1280, "K": 8192}, KernelDefaults(dtype=None, out_dtype=None, bias=None),
-                     "sm_90", "test")
-    )  # fmt: skip
-    assert str(FusedStreamed().unsupported_reason(spec, knobs, SM_90)).startswith("scales:")
+    assert str(FusedStreamed().unsupported_reason(case(FP8, 1)[1], knobs, SM_90)).startswith("operands:")
 
 
 @pytest.mark.parametrize(
@@ -153,7 +149,7 @@ def test_a_warp_has_no_more_slots_than_blocks(blocks: int, warps: int, stages: i
     assert kernel.normalise(spec, knobs, SM_90) == knobs
 
 
-@pytest.mark.parametrize("family", [PRODUCT, LINEAR, BF16, FP8], ids=lambda family: family.name)
+@pytest.mark.parametrize("family", [PRODUCT, LINEAR, LINEAR_ROW, BF16, FP8], ids=lambda family: family.name)
 def test_the_host_counts_the_blocks_of_the_kernel(family: Family) -> None:
     """The host cannot import the kernel's module where Triton is missing, and has the size of a block itself."""
     _, spec = case(family, 1)
@@ -191,7 +187,9 @@ def test_every_part_of_a_block_is_multiplied_once(
     assert text.count("cp.async.cg") == (stages + 1) * columns // 4, "the ring is filled once before the loop"
     assert text.count("cp.async.commit_group") == stages + 1
     assert f"cp.async.wait_group {stages - 1};" in loop
-    assert text.count("bar.sync 0;") == 1, "the warps of a program meet once"
+    at_once = max(1, 16 // -(-blocks // 2))
+    groups_of_rows = -(-rows // at_once) if streamed_rows.scaled_rows(mode) else 0
+    assert text.count("bar.sync 0;") == 1 + groups_of_rows, "once at the end, and for the scales of rows"
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -211,9 +209,10 @@ def test_rows_of_x_are_kept_once_and_nothing_behind_them(mode: str, rows: int, b
     ]  # fmt: skip
     assert text.count("@p ld.global.v4.b32") == rows * reads
     x, scales, sums, end = streamed_kernel.shared_places(rows, 16, 8, 1, blocks, mode)
-    table = (1 if rows == 1 else 8) if streamed_rows.scaled_blocks(mode) else 0
+    table = 4 * blocks * (1 if rows == 1 else 8) if streamed_rows.scaled_blocks(mode) else 0
+    table += 8 * rows if streamed_rows.scaled_rows(mode) else 0
     assert (scales - x, x) == (8 * rows * row_bytes, 8 * 16 * 128)
-    assert (sums - scales, end - sums) == (8 * blocks * table * 4, 8 * 16 * rows * 4)
+    assert (sums - scales, end - sums) == (8 * table, 8 * 16 * rows * 4)
 
 
 @given(st.integers(1, 8), st.sampled_from([8, 16, 32]), st.sampled_from([1, 2, 4, 8, 16]))
@@ -243,7 +242,7 @@ def test_constants_have_the_bits_of_fp32(value: float) -> None:
     assert streamed_rows._hex(value) == f"0f{struct.unpack('>I', struct.pack('>f', value))[0]:08X}"
 
 
-@pytest.mark.parametrize("family", [PRODUCT, LINEAR, BF16, FP8], ids=lambda family: family.name)
+@pytest.mark.parametrize("family", [PRODUCT, LINEAR, LINEAR_ROW, BF16, FP8], ids=lambda family: family.name)
 @pytest.mark.parametrize(("m", "rows"), [(1, 1), (2, 2), (3, 4), (8, 8), (9, None)])
 def test_the_space_has_tiles_with_as_few_rows_as_hold_all_of_x(family: Family, m: int, rows: int | None) -> None:
     kernel, spec = case(family, m)

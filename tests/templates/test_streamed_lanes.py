@@ -16,10 +16,17 @@ from ptx_memory import Memory, Region
 from ptx_values import E4M3, e4m3_bits
 
 from gemmpipe.templates.streamed_kernel import shared_places, streamed_asm, sums_per_thread
-from gemmpipe.templates.streamed_rows import block_bytes, block_elements, scaled_blocks, table_rows, x_row_bytes
+from gemmpipe.templates.streamed_rows import (
+    block_bytes,
+    block_elements,
+    scale_bytes,
+    scaled_blocks,
+    scaled_rows,
+    x_row_bytes,
+)
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
-MODES = ("fp8_blocks", "bf16_to_fp8", "fp16_to_fp8", "fp8", "bf16", "fp16")
+MODES = ("fp8_blocks", "bf16_to_fp8", "fp16_to_fp8", "bf16_to_fp8_rows", "fp16_to_fp8_rows", "fp8", "bf16", "fp16")
 TINIEST = np.float32(2.0**-126)
 
 
@@ -55,7 +62,7 @@ class Case:
         return [
             Region(0, self.stages * self.columns * block_bytes()),
             Region(x, self.rows * x_row_bytes(self.blocks, self.mode)),
-            Region(scales, self.blocks * table_rows(self.rows, self.mode) * 4),
+            Region(scales, scale_bytes(self.rows, self.blocks, self.mode)),
             Region(sums, self.columns * self.rows * 4),
         ]
 
@@ -145,7 +152,8 @@ def operands_of(case: Case, seed: int) -> Operands:
             x_values *= x_scale[:, :, None]
         return Operands(x8, x_scale, x_values, w8, w_scale, w_values)
     x = values_of(case, rng, case.m, case.special)
-    x_values = quantised(x.float().numpy().reshape(case.m, case.k_blocks, -1))
+    in_scales = (case.m, 1, case.size) if scaled_rows(case.mode) else (case.m, case.k_blocks, -1)
+    x_values = quantised(x.float().numpy().reshape(in_scales)).reshape(case.m, case.k_blocks, -1)
     return Operands(x.view(torch.int16).numpy(), None, x_values, w8, w_scale, w_values)
 
 
@@ -194,6 +202,12 @@ def check(case: Case, text: str | None = None, seed: int = 0) -> None:
         Case(1, 8, 4, 3, 13, "fp16_to_fp8", 1),
         Case(2, 16, 8, 2, 3, "fp16_to_fp8", 1),
         Case(8, 16, 1, 2, 4, "fp16_to_fp8", 7),
+        Case(1, 32, 2, 2, 6, "bf16_to_fp8_rows", 1),
+        Case(8, 32, 2, 1, 5, "bf16_to_fp8_rows", 5),
+        Case(4, 8, 1, 4, 5, "bf16_to_fp8_rows", 4),
+        Case(8, 16, 4, 2, 37, "bf16_to_fp8_rows", 7),
+        Case(1, 8, 8, 3, 3, "fp16_to_fp8_rows", 1),
+        Case(2, 16, 8, 2, 21, "fp16_to_fp8_rows", 1),
         Case(1, 16, 4, 3, 14, "fp8", 1),
         Case(8, 8, 2, 1, 5, "fp8", 5),
         Case(1, 8, 8, 2, 17, "bf16", 1),
@@ -240,14 +254,17 @@ def test_is_the_product_of_any_case(case: Case, seed: int) -> None:
 def test_quantises_special_values(kind: str, special: str) -> None:
     if (kind, special) == ("fp16", "large"):
         pytest.skip("out of fp16's range")
-    for mode in (f"{kind}_to_fp8", kind) if special not in ("tiny", "large") else (f"{kind}_to_fp8",):
+    modes = (f"{kind}_to_fp8", f"{kind}_to_fp8_rows", *((kind,) if special not in ("tiny", "large") else ()))
+    for mode in modes:
         check(Case(2, 16, 2, 2, 5, mode, 2, special=special))
 
 
 FP8, BF16 = Case(2, 16, 4, 2, 11, "fp8_blocks", 1, m_major=True), Case(8, 32, 2, 1, 5, "bf16_to_fp8", 5)
 FP16, ONE_ROW = Case(1, 8, 2, 3, 7, "fp16_to_fp8", 1), Case(1, 16, 2, 2, 5, "fp8_blocks", 1)
+ROW_ZEROS = Case(1, 8, 1, 1, 1, "bf16_to_fp8_rows", 1, special="zeros")
 ZEROS = Case(1, 8, 1, 1, 1, "bf16_to_fp8", 1, special="zeros")
 PLAIN = Case(4, 32, 2, 2, 7, "bf16", 3)
+ROWS, ROW = Case(8, 16, 4, 2, 37, "bf16_to_fp8_rows", 7), Case(1, 8, 2, 3, 7, "fp16_to_fp8_rows", 1)
 
 MUTANTS: dict[str, tuple[Case, str, str, int | None]] = {
     "no barrier before a block is read": (FP8, r"bar\.warp\.sync -1;", "", 0),
@@ -297,6 +314,18 @@ MUTANTS: dict[str, tuple[Case, str, str, int | None]] = {
     "16 bits: sums of a block alone": (PLAIN, r"\{d0, d1, d2, d3\};", "{zero, zero, zero, zero};", 0),
     "16 bits: order of x": (PLAIN, r"\{x2, x3\}", "{x3, x2}", 0),
     "16 bits: step of x": (PLAIN, r"add\.u32 x_at, x_at, 128;", "add.u32 x_at, x_at, 256;", 0),
+    "rows: no barrier before greatest values are read": (ROWS, r"bar\.sync 0;", "", 0),
+    "rows: no barrier in a later group of rows": (ROWS, r"bar\.sync 0;", "", 2),
+    "rows: mask of the magnitude": (ROWS, r"0x7fff7fff", "0xffffffff", None),
+    "rows: values that are not read": (ROW, r"mov\.b32 loaded\d+, 0;", "", None),
+    "rows: a distance of a warp's shuffle": (ROWS, r"scale, 16, 31", "scale, 8, 31", None),
+    "rows: a distance of the shuffle over warps": (ROWS, r"2, 31, -1(?=;[^;]+; div)", "1, 31, -1", None),
+    "rows: greatest value of the own warp alone": (ROWS, r"and\.b32 at, lane, 3;", "mov.b32 at, warp;", None),
+    "rows: greatest value of another row": (ROWS, r"f32 scale, \[at \+ 4\];", "f32 scale, [at];", 0),
+    "rows: places of greatest values": (ROWS, r"at, at, 64, largest;", "at, at, 32, largest;", 0),
+    "rows: no least scale": (ROW_ZEROS, r"max\.f32 scale, scale, 0f00800000;", "", None),
+    "rows: sums are not scaled": (ROWS, r"mul\.f32 total, total, scale;", "", 0),
+    "rows: scale of another row of the sums": (ROWS, r"shr\.u32 at, at, 4;", "shr.u32 at, at, 3;", 0),
     "a warp's sums are left out": (FP8, r"add\.f32 total, total, read;", "", 3),
     "a warp's sums twice": (FP8, r"\[at \+ 256\]", "[at + 128]", -1),
 }
