@@ -5,11 +5,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import yaml
-
-from gemmpipe.cli.folders import ConfigFolders, read_text
+from gemmpipe.cli.folders import ConfigFolders
 from gemmpipe.core.errors import UserError
-from gemmpipe.core.paths import shipped
 from gemmpipe.core.shell import shell_join, shell_quote
 from gemmpipe.family import shipped_families
 from gemmpipe.pipeline.build import ROOT
@@ -72,14 +69,8 @@ def _libtype(values: Sequence[str]) -> list[str]:
 def _backends_of(names: Sequence[str]) -> list[str]:
     """The backends of libtypes, without duplicates; unknown names stay."""
     if "all" in names:
-        return [*_default_backends(), *_AMD_BACKENDS]
+        return ["default", *_AMD_BACKENDS]
     return list(dict.fromkeys(each for name in names for each in _BACKENDS.get(name, (name,))))
-
-
-def _default_backends() -> list[str]:
-    text = read_text(shipped("pipelines") / "_base.yaml")
-    defaults = [entry for entry in yaml.safe_load(text)["defaults"] if isinstance(entry, dict)]
-    return list(next(entry["backend"] for entry in defaults if "backend" in entry))
 
 
 def _preshuffle_note() -> str:
@@ -148,9 +139,7 @@ _AITER_FLAGS: Mapping[str, _AiterFlag] = {
     "bias": _override("kernel.bias={}", is_switch=True),
     "all_bias": _AiterFlag(translate=lambda values: ["-m", "kernel.bias=false,true"], is_switch=True),
     "libtype": _AiterFlag(translate=_libtype, takes_many=True),
-    "with_hipblaslt": _AiterFlag(
-        translate=lambda values: [f"backend=[{','.join(_default_backends())},hipblaslt]"], is_switch=True
-    ),
+    "with_hipblaslt": _AiterFlag(translate=lambda values: ["backend=[default,hipblaslt]"], is_switch=True),
     "model_dir": _MODEL,
     "model": _MODEL,
     "tp": _TP,

@@ -11,10 +11,7 @@ from gemmpipe.cli.aiter_flags import _AITER_FLAGS, _SINGLE_DASH
 from gemmpipe.cli.main import main
 from gemmpipe.pipeline.plan import Plan
 
-DEFAULT = (
-    "triton,gluon,skinny,sliced,streamed,fused,fused_sliced,fused_streamed,weight_only,"
-    "torch,scaled_mm,quantised_library,onednn"
-)
+DEFAULT = "default"
 FLAGS = {
     "--errRatio 0.01": "stages.bench.err_ratio=0.01",
     "--mp 4": "executor.workers=4",
@@ -147,7 +144,7 @@ def test_flags_of_another_command_or_without_an_equivalent(typed: str, text: str
         ("backend=[flydsl]", "backend: no option 'flydsl'; no backend runs flydsl"),
         (
             "backend=nope",
-            "backend: no option 'nope'; known: aiter, autotune, cublaslt, deepgemm, engine_pairs, flashinfer, fused, ",
+            "backend: no option 'nope'; known: aiter, autotune, cublaslt, deepgemm, default, engine_pairs, ",
         ),
         ("inputs=a.csv:b.csv", "inputs: several files are a list: 'inputs=[a.csv,b.csv]'"),
         ("libtype=opus", "libtype=opus: an aiter key; no backend runs opus"),

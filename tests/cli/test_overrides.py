@@ -77,7 +77,7 @@ def test_runs_in_one_second_have_folders_of_their_own(plans: list[Plan]) -> None
         (["kernl=x"], "kernl: no such key; did you mean 'kernel'?"),
         (["kernel=a16w1"], "kernel: no option 'a16w1'; did you mean 'a16w16'?"),
         (["kernel=relu2", "backend=[triton,eager]"], "kernel: no option 'relu2'; known: a16w16, a16w16_atomic"),
-        (["backend=[triton,eager]", "kernel=relu2"], "backend: no option 'eager'; did you mean 'aiter'?"),
+        (["backend=[triton,eager]", "kernel=relu2"], "backend: no option 'eager'; did you mean 'peers'?"),
         (["backend=[trito]"], "backend: no option 'trito'; did you mean 'triton'?"),
         (["shapes=lama70b"], "shapes: no option 'lama70b'; did you mean 'llama70b'?"),
         (["stages.screen.kep=3"], "stages.screen.kep: no such key; did you mean 'keep'?"),
