@@ -165,19 +165,12 @@ def in_a_row(calls: Sequence[Callable[[], object]]) -> Callable[[], None]:
     return run
 
 
-def graphs_of(
-    case: Case,
-    device: Device,
-    made: Mapping[str, Contender],
-    operands: Operands,
-    kept: list[object],
-    routing: str | None = None,
-) -> dict[str, torch.cuda.CUDAGraph]:
-    """A graph for each contender and vLLM, whose results are right; `kept` gets what the graphs read and write."""
+def graphs_of(case: Case, calls: Mapping[str, Sequence[Call]]) -> dict[str, torch.cuda.CUDAGraph]:
+    """A graph of the calls of each contender that can be captured."""
     found = {}
-    for name, calls in checked_calls(case, device, made, operands, kept, routing, engine=True).items():
+    for name, own in calls.items():
         try:
-            found[name] = graph_of(in_a_row(calls))
+            found[name] = graph_of(in_a_row(own))
         except _FAILURES as error:
             report_failure(case, name, error)
     return found
@@ -257,8 +250,7 @@ def regrets(
     found = []
     for routing in ROUTINGS:
         alive: list[object] = []
-        graphs = graphs_of(case, device, kept, operands, alive, routing)
-        graphs.pop("vllm", None)
+        graphs = graphs_of(case, checked_calls(case, device, kept, operands, alive, routing, engine=False))
         times = interleaved_us(graphs, routing_draws(FAMILY, case.spec), rounds)
         fastest = min(times, key=lambda name: times[name])
         found.append((routing, fastest, times[choice] / times[fastest]))
@@ -337,7 +329,7 @@ def main() -> None:
             break
         compilation.wait(case, deadline)
         alive: list[object] = []
-        graphs = graphs_of(case, device, made[case], operands, alive)
+        graphs = graphs_of(case, checked_calls(case, device, made[case], operands, alive, engine=True))
         times = interleaved_us(graphs, routing_draws(FAMILY, case.spec), arguments.rounds)
         del graphs, alive
         for name, us in times.items():
