@@ -14,6 +14,11 @@ _BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _RATE_PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
+def key_text(value: object) -> str:
+    """A cell of a key column as screens show it."""
+    return MISSING if value is None or value != value or value == "" else str(value)
+
+
 def time_text(time_us: float | None) -> str:
     """The time of a call: `5.91 us`, `1.30 ms`, `2.1 s`, `3 min 42 s`."""
     if time_us is None or not math.isfinite(time_us):

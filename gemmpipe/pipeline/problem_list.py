@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from gemmpipe.core.data import Problem
 from gemmpipe.core.paths import PROBLEMS
 from gemmpipe.core.shell import shell_join
-from gemmpipe.core.units import count_text, ranges_text
+from gemmpipe.core.units import count_text, key_text, ranges_text
 
 if TYPE_CHECKING:
     from gemmpipe.family import Family
@@ -69,6 +69,6 @@ def _cells(problems: Sequence[Problem], shown: Sequence[str], family: "Family") 
     rows = ranges_text([p.rows for p in problems]) if len(problems) > 1 else str(problems[0].rows)
     layer = problems[0].layer or ""
     short = layer if len(layer) <= _MAX_LAYER else f"...{layer[-_MAX_LAYER:]}"
-    cells = [rows if name == family.rows_column else str(key[name]) for name in shown]
+    cells = [rows if name == family.rows_column else key_text(key[name]) for name in shown]
     least, most = min(p.weight for p in problems), max(p.weight for p in problems)
     return [*cells, f"{least:g}" if least == most else f"{least:g} to {most:g}", short]

@@ -17,6 +17,7 @@ from gemmpipe.core.units import (
     MISSING,
     bytes_text,
     flops_text,
+    key_text,
     percent_text,
     ranges_text,
     three_digits,
@@ -249,7 +250,7 @@ def _choice_columns(shown: "pd.DataFrame", family: "Family") -> list[Column]:
     differing = [name for name in conditions if shown[name].nunique(dropna=False) > 1]  # such as several routings
     names = (family.rows_column, *family.sizes, *differing)
     rows = shown.to_dict("records")
-    columns = [Column(title=name, cells=tuple(_key_text(row[name]) for row in rows)) for name in names]
+    columns = [Column(title=name, cells=tuple(key_text(row[name]) for row in rows)) for name in names]
     columns += [
         Column(title="time", cells=tuple(time_text(row["us"]) for row in rows)),
         Column(title="rate", cells=tuple(_rate_text(row["tflops"]) for row in rows), importance=1),
@@ -264,10 +265,6 @@ def _choice_columns(shown: "pd.DataFrame", family: "Family") -> list[Column]:
         columns.append(Column(title="of floor", cells=cells, importance=2))
     choices = tuple(f"{row['libtype']} {short_config(row['config'])}".rstrip() for row in rows)
     return [*columns, Column(title="choice", cells=choices, is_text=True)]
-
-
-def _key_text(value: object) -> str:
-    return MISSING if value is None or value != value or value == "" else str(value)
 
 
 def _rate_text(tflops: float | None) -> str:

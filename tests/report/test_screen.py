@@ -3,7 +3,9 @@
 import pandas as pd
 import pytest
 
-from gemmpipe.family import load_family
+from gemmpipe.core.data import Scalar
+from gemmpipe.family import KernelDefaults, load_family
+from gemmpipe.family.problem import make_problem
 from gemmpipe.report.lines import Line, folded
 from gemmpipe.report.results import product_results, run_figures
 from gemmpipe.report.screen import (
@@ -176,3 +178,18 @@ def test_knobs_are_spelled_for_people() -> None:
     assert short_config(KNOBS) == "64x128x128 group 1 warps 4 stages 3"
     assert short_config('{"method":"mm","split":2}') == "mm split=2"
     assert short_config("[1]") == short_config("{") == ""
+
+
+def test_experts_that_differ_in_their_routing_show_it() -> None:
+    family = load_family("fmoe")
+    sizes: dict[str, Scalar] = {"token": 16, "model_dim": 64, "inter_dim": 32, "expert": 8, "topk": 2}
+    shared = {"format": "", "gfx": "sm_90", "device": "NVIDIA H200", "kernelName": "k@1", "config": KNOBS}
+    rows = []
+    for routing in ("uniform", None):
+        defaults = KernelDefaults(dtype=None, out_dtype=None, bias=None)
+        key = dict(make_problem(family, {**sizes, "routing": routing}, defaults, "sm_90", "case").key)
+        rows.append({**shared, **key, "us": 50.0, "baseline_us": 100.0, "near_ties": 0, **DIRECT})
+    both, alone = (choice_lines(product_results(pd.DataFrame(each), family), family, 120) for each in (rows, rows[:1]))
+    place = both[0].index("routing")
+    assert [line[place:].split()[0] for line in both[1:]] == ["uniform", "-"]
+    assert "routing" not in alone[0]
