@@ -47,7 +47,7 @@ _BASELINE_SETTLED_RATIO = 1.1
 _DECIDED_AFTER = 10
 _DECIDED_RATIO = 0.998
 PRELIMINARY_ROUNDS = 3  # before the rounds of a product at the power limit
-_NEAR_RATIO = 1.1  # times the fastest: finalists that load the device before these rounds
+_NEAR_RATIO = 1.1  # times the fastest: finalists that run to lower the clocks
 _MAX_NOISE_PCT = 2.0  # further rounds run if a ratio has more noise than this
 
 
@@ -337,25 +337,27 @@ class FinalsJob(Job):
         return context.foreign_processes.detect()
 
     def _race(self, context: WorkerContext, setup: ProblemSetup, finalists: list[FinalistRun]) -> None:
-        """Run the rounds; of a product that a GPU computes at lower clocks under load, under load."""
+        """Run the rounds, at sustained clocks if the product reaches the power limit of a GPU."""
         racing = [r for r in finalists if not r.far_behind]
-        load_ms = self.timer.load_ms(context.bench.family, setup.spec) if context.clock.overlaps else 0.0
-        if load_ms:
-            self._race_under_load(context, racing, load_ms)
+        sustained_ms = self.timer.sustained_ms_of(context.bench.family, setup.spec) if context.clock.overlaps else 0.0
+        if sustained_ms:
+            self._race_at_sustained_clocks(context, racing, sustained_ms)
         else:
             self._run_rounds(context, racing)
         for finalist in finalists:
             count_launches(context, setup, finalist.candidate, finalist.launches)
 
-    def _race_under_load(self, context: WorkerContext, finalists: list[FinalistRun], load_ms: float) -> None:
-        """Preliminary rounds, which eliminate much slower finalists; launches that load the GPU; then the rounds.
+    def _race_at_sustained_clocks(
+        self, context: WorkerContext, finalists: list[FinalistRun], sustained_ms: float
+    ) -> None:
+        """Preliminary rounds, which eliminate much slower finalists; launches that lower the clocks; then the rounds.
 
-        Only samples under load remain, as those of both states would make the choice depend on the number of rounds.
+        Only samples at these clocks remain: with those before, the choice would depend on the number of rounds.
         Finalists that the preliminary rounds eliminate have one, taken after the rounds.
         """
         racing = self._run_rounds(context, finalists, most=PRELIMINARY_ROUNDS)
         slower = [r for r in finalists if r.eliminated]
-        self._load_device(context, racing, load_ms)
+        self._reach_sustained_clocks(context, racing, sustained_ms)
         for finalist in finalists:
             finalist.begin(first=False)
         self._run_rounds(context, racing)
@@ -365,11 +367,11 @@ class FinalsJob(Job):
             finalist.eliminated = True
         context.in_flight.begin(RUNNING_SEVERAL)
 
-    def _load_device(self, context: WorkerContext, racing: list[FinalistRun], load_ms: float) -> None:
-        """Replay the fastest finalists in turn for `load_ms`; a slow one, such as a baseline, draws less power."""
+    def _reach_sustained_clocks(self, context: WorkerContext, racing: list[FinalistRun], sustained_ms: float) -> None:
+        """Replay the fastest finalists in turn for `sustained_ms`; a slow one, such as a baseline, draws less power."""
         fastest = min(racing, key=lambda r: median(r.samples), default=None)
         near = [r for r in racing if fastest is not None and r.ratio_to(fastest) <= _NEAR_RATIO]
-        left_us = 1000 * load_ms
+        left_us = 1000 * sustained_ms
         for finalist in itertools.cycle(near):
             if left_us <= 0:
                 break
@@ -388,9 +390,7 @@ class FinalsJob(Job):
         affords: clocks drop under load, so times of different rounds are not comparable.
         """
         turn, rng = 0, random.Random(self.problem.id)
-        while turn < min((r.rounds for r in racing), default=0) and not self._rules.decided(racing):
-            if turn == most:
-                break
+        while turn != most and turn < min((r.rounds for r in racing), default=0) and not self._rules.decided(racing):
             for finalist in rng.sample(racing, len(racing)):
                 # Each finalist is in flight by its position, so that a hang is not blamed on the whole round.
                 context.in_flight.begin(finalist.position)

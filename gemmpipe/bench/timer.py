@@ -72,19 +72,19 @@ class Timer:
     """
 
     sustained_ms: float = 0.0
-    """On a GPU launches of this total time precede the rounds of products that it computes at lower clocks under load
-    (`roofline.reaches_power_limit`), so that the rounds have these clocks; 0: none."""
+    """On a GPU launches of this total time precede the rounds of products that reach its power limit
+    (`roofline.reaches_power_limit`), so that the rounds have the clocks that it keeps under load; 0: none."""
 
     def __post_init__(self) -> None:
-        milliseconds = {"budget_ms": self.budget_ms, "sustained_ms": self.sustained_ms}
-        check_at_least(0, warmup=self.warmup, block_us=self.block_us, **milliseconds)
+        check_at_least(0, warmup=self.warmup, budget_ms=self.budget_ms, block_us=self.block_us)
+        check_at_least(0, sustained_ms=self.sustained_ms)
         if self.sustained_ms and not _LEAST_SUSTAINED_MS <= self.sustained_ms <= _MOST_SUSTAINED_MS:
             expected = f"0 or {_LEAST_SUSTAINED_MS:g} to {_MOST_SUSTAINED_MS:g}"
             raise ValueError(f"sustained_ms={self.sustained_ms:g}, expected {expected}")
         check_at_least(1, iters=self.iters, rounds=self.rounds)
 
-    def load_ms(self, family: Family, spec: GemmSpec) -> float:
-        """Milliseconds of launches before the timed ones of this product on a GPU."""
+    def sustained_ms_of(self, family: Family, spec: GemmSpec) -> float:
+        """`sustained_ms` for a product that reaches the power limit of a GPU, else 0."""
         return self.sustained_ms if reaches_power_limit(family, spec) else 0.0
 
     def launches_per_block(self, time_us: float) -> int:

@@ -1,6 +1,7 @@
 """Quantities as text for people: times, bytes, rates, speed-ups and counts, in the unit that fits their size.
 
-Every function takes one number in the unit that its argument names, and returns `-` for a missing one (None or NaN).
+Functions take one number in the unit that the argument names, `key_text` any value of a key column, and return `-` for
+a missing one (None or NaN).
 """
 
 import math

@@ -52,7 +52,7 @@ class Bench(Stage):
 
     @property
     def sustained_clocks(self) -> bool:
-        """True if products at the power limit are timed at the clocks of sustained work: part of their rows' policy."""
+        """True if products at the power limit are timed at sustained clocks: part of their rows' policy."""
         return self.timer.sustained_ms > 0
 
     def __post_init__(self) -> None:

@@ -88,8 +88,8 @@ class FinalsCost:
         return self.device.kind == "cpu"
 
     @cached_property
-    def _load_ms(self) -> float:
-        return 0.0 if self._on_cpu else self.timer.load_ms(self.family, self.spec)
+    def _sustained_ms(self) -> float:
+        return 0.0 if self._on_cpu else self.timer.sustained_ms_of(self.family, self.spec)
 
     @cached_property
     def typical_us(self) -> float:
@@ -105,7 +105,7 @@ class FinalsCost:
         if self._on_cpu:
             return cpu_setup_s(self.family, self.spec)
         rate = _FLOPS_PER_S if self.spec.experts is None else _FLOPS_PER_S_EXPERTS
-        return _SETUP_S + self.family.flops(self.spec) / rate + self._load_ms / 1e3
+        return _SETUP_S + self.family.flops(self.spec) / rate + self._sustained_ms / 1e3
 
     @cached_property
     def _sets(self) -> int:
@@ -129,7 +129,7 @@ class FinalsCost:
         rounds = self.timer.rounds_for(us * (_SLOWEST if self.all_rounds else 1.0), per_sample)
         if not self.all_rounds:
             rounds = min(rounds, _DECIDED_ROUNDS)
-        rounds += PRELIMINARY_ROUNDS if self._load_ms else 0
+        rounds += PRELIMINARY_ROUNDS if self._sustained_ms else 0
         check_s = _CHECK_S if self.spec.experts is None else _CHECK_EXPERTS_S
         share = _SHARE_OF_ALL_ROUNDS if self.all_rounds else _SHARE_OF_ROUNDS
         timed_s = rounds * per_sample * (share * us + _SPACER_US) / 1e6

@@ -116,7 +116,7 @@ class CallJob(Job):
             called = self._replay(context, calls, many)
             bound = self._replay(context, [bind(i) for i in range(len(calls))], many)
             rounds = self.timer.rounds_for(time_us, many)
-            warm_us = max(_WARM_US, 1000 * self.timer.load_ms(context.bench.family, setup.spec))
+            warm_us = max(_WARM_US, 1000 * self.timer.sustained_ms_of(context.bench.family, setup.spec))
             for _ in range(_warm_replays(context, warm_us, time_us * many)):
                 called(), bound()
             context.in_flight.begin(RUNNING_SEVERAL if time_us < LONG_LAUNCH_US else 0)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from gemmpipe.bench.timer import PairedRatio, paired_ratio
 from gemmpipe.core import schema
-from gemmpipe.core.data import TIMED, Problem, Status
+from gemmpipe.core.data import TIMED, Status
 from gemmpipe.core.errors import check_at_least
 from gemmpipe.core.events import counted, verb
 from gemmpipe.core.shell import shell_join
@@ -115,12 +115,10 @@ class VerifyReport(Stage):
         finals = tables["trials"][tables["trials"]["stage"] == "bench"]
         by_problem = {str(name): trials.to_dict("records") for name, trials in finals.groupby("problem", sort=False)}
         calls = worst_calls(tables.get("called"))
-        problems = {problem.id: problem for problem in context.problems}
         rows: list[dict[str, object]] = []
         for recorded in tables["selections"].to_dict("records"):
             trials = by_problem.get(str(recorded["problem"]), [])
-            own_problem = problems.get(str(recorded["problem"]))
-            verified = self._verify_row(recorded, trials, own_problem, context)  # type: ignore[arg-type]
+            verified = self._verify_row(recorded, trials, context)  # type: ignore[arg-type]
             call = calls.get((str(recorded["problem"]), str(recorded["candidate"])))
             rows.append(self._with_call(verified, call, context))
         stale = [row for row in rows if row["verdict"] == STALE]
@@ -142,13 +140,9 @@ class VerifyReport(Stage):
         }
 
     def _verify_row(
-        self,
-        row: Mapping[str, object],
-        trials: Sequence[Mapping[str, object]],
-        problem: Problem | None,
-        context: Context,
+        self, row: Mapping[str, object], trials: Sequence[Mapping[str, object]], context: Context
     ) -> dict[str, object]:
-        """One row of `verified`; without its problem the row was not timed."""
+        """One row of `verified`."""
         own = next((t for t in trials if t["candidate"] == row["candidate"]), None)
         timed = [t for t in trials if t["status"] in TIMED]
         cells = {name: row.get(name) for name in ("problem", "place", "libtype", "config", "kernelName")}
@@ -161,8 +155,8 @@ class VerifyReport(Stage):
         library = _baseline(own, timed, context)
         ratio = paired_ratio(row_samples_us(own), row_samples_us(library)) if library else None
         no_dependent = own.get("no_dependent_launch") is True
-        own_problems = [] if problem is None else [problem]
-        policy = policy_of_times(context.policy, context.family, own_problems, no_dependent=no_dependent)
+        timed_problems = [problem for problem in context.problems if problem.id == row["problem"]]
+        policy = policy_of_times(context.policy, context.family, timed_problems, no_dependent=no_dependent)
         why = why_not_compared(row, own, policy, context.device.name)
         drift = None if why else float(str(own["us"])) / float(str(row["us"]))
         cells |= {"us": own["us"], "drift": drift, "baseline": library["kernelName"] if library else None}

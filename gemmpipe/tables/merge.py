@@ -26,7 +26,7 @@ T = TypeVar("T")
 DEPENDENT = "dependent"
 """The word in the policy of times for which a dependent launch preceded each replay (launch/replays.py)."""
 SUSTAINED = "sustained"
-"""In the policy of a product at the power limit, timed at the clocks of sustained work (`Timer.sustained_ms`)."""
+"""In the policy of a product at the power limit, timed at sustained clocks (`Timer.sustained_ms`)."""
 SHARED_GPU = "shared_gpu"
 """In the policy of a row that was timed while other work ran on the GPU, or with `device.shared=true`."""
 SHARED_CPU = "shared_cpu"

@@ -72,18 +72,18 @@ def test_finals_with_another_process_are_repeated_and_then_marked(
 
 
 @pytest.mark.parametrize(
-    ("sustained_ms", "limited", "overlaps", "under_load"),
+    ("sustained_ms", "limited", "overlaps", "sustained"),
     [(100, True, True, True), (100, False, True, False), (100, True, False, False), (0, True, True, False)],
     ids=["limited", "waits for memory", "cpu", "off"],
 )
-def test_products_at_the_power_limit_are_timed_under_load(
+def test_products_at_the_power_limit_are_timed_at_sustained_clocks(
     paced: WorkerContext,
     cells: Cells,
     monkeypatch: pytest.MonkeyPatch,
     sustained_ms: float,
     limited: bool,
     overlaps: bool,
-    under_load: bool,
+    sustained: bool,
 ) -> None:
     """Three rounds, then 100 ms of the two that are near (25 + 26 + 25 + 26), then as many rounds as without."""
     monkeypatch.setattr("gemmpipe.bench.timer.reaches_power_limit", lambda family, spec: limited)
@@ -93,13 +93,13 @@ def test_products_at_the_power_limit_are_timed_under_load(
     trials = replace(job, timer=replace(job.timer, sustained_ms=sustained_ms)).run(paced)
     assert [len(t.samples_us) for t in trials] == [5, 5, 5], "others are no samples"
     run = [position for position in cells.positions[cells.positions.index(RUNNING_SEVERAL) :] if position >= 0]
-    if under_load:
+    if sustained:
         assert sorted(run[:9]) == [0] * 3 + [1] * 3 + [2] * 3
         assert run[9:13] == [0, 1, 0, 1]
-    assert sorted(run[13 if under_load else 0 :]) == [0] * 5 + [1] * 5 + [2] * 5
+    assert sorted(run[13 if sustained else 0 :]) == [0] * 5 + [1] * 5 + [2] * 5
 
 
-def test_much_slower_finalists_are_eliminated_before_the_rounds_under_load(
+def test_much_slower_finalists_are_eliminated_before_the_rounds_at_sustained_clocks(
     paced: WorkerContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gemmpipe.bench.timer.reaches_power_limit", lambda family, spec: True)
