@@ -92,8 +92,8 @@ def shipped_rooflines() -> Mapping[str, Roofline]:
 def reaches_power_limit(family: Family, spec: GemmSpec) -> bool:
     """True for products that a GPU computes at lower clocks when one follows another, as the layers of a prompt do.
 
-    On an H200 (2026-11-27) launches of such products take 5 to 13 % longer after 0.1 s: 8 experts at 1,024 tokens 408
-    to 473 us, 512 experts at 4,096 tokens 522 to 565 us, where the fastest configuration can be another one. Those that
+    On an H200 (2026-11-27) launches of such products take 5 to 20 % longer after 0.1 s, as 8 experts at 1,024 tokens
+    (408 to 448 us), where the fastest configuration can be another one. Those that
     wait for memory (512 experts at 1,024 tokens, 410 us) and short ones (512 x 1280 x 8192, 17 us) do not.
     """
     flops = family.flops(spec)

@@ -200,16 +200,17 @@ def _answers(rows: dict[RowKey, list[TableRow]], path: Path, family: Family) -> 
     by_call: dict[RowKey, list[RowKey]] = {}
     for key in rows:
         by_call.setdefault(tuple(None if i in places else v for i, v in enumerate(key)), []).append(key)
-    several = [call for call, keys in by_call.items() if sum(key != call for key in keys) > 1]
+    several = {call for call, keys in by_call.items() if sum(key != call for key in keys) > 1}
     if several:
-        used = [key for key in by_call[several[0]] if key == several[0]] or by_call[several[0]][:1]
+        first = next(call for call in by_call if call in several)
+        used = first if first in rows else by_call[first][0]
         _LOG.warning(
             "gemmpipe: %d keys of %s have rows of several values of %s; calls use the row %s (%s)",
             len(several),
             path,
             ", ".join(places.values()),
-            "without one" if used[0] == several[0] else "that comes first",
-            _key_text(used[0], family),
+            "without one" if used == first else "that comes first",
+            _key_text(used, family),
         )
     return [
         (call, rows[key])
