@@ -93,8 +93,8 @@ def reaches_power_limit(family: Family, spec: GemmSpec) -> bool:
     """True for products that a GPU computes at lower clocks when one follows another, as the layers of a prompt do.
 
     On an H200 (2026-11-27) launches of such products take 5 to 20 % longer after 0.1 s, as 8 experts at 1,024 tokens
-    (408 to 448 us), where the fastest configuration can be another one. Those that
-    wait for memory (512 experts at 1,024 tokens, 410 us) and short ones (512 x 1280 x 8192, 17 us) do not.
+    (408 to 448 us), where the fastest configuration can be another one. Those that wait for memory (512 experts at
+    1,024 tokens, 410 us) and short ones (512 x 1280 x 8192, 17 us) do not.
     """
     flops = family.flops(spec)
     return flops >= _SUSTAINED_FLOPS and flops >= _SUSTAINED_FLOPS_PER_BYTE * family.bytes_moved(spec)
