@@ -128,7 +128,7 @@ def _routing(problem: Problem, value: Scalar) -> str | None:
     try:
         parse_routing(str(value))
     except UserError as error:
-        raise UserError(f"{problem.id}: routing: {error}") from None
+        raise UserError(f"routing: {error}") from None
     return str(value)
 
 
