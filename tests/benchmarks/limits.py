@@ -392,6 +392,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    if not torch.cuda.is_available():
+    if not (torch.cuda.is_available() or {"-h", "--help"} & set(sys.argv)):
         sys.exit("limits.py: needs a GPU")
     main()

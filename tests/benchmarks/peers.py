@@ -88,7 +88,7 @@ def arguments() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--limit-s", type=float, default=100, help="seconds for everything, compilers included")
-    parser.add_argument("--out", type=Path, default=Path("peers.csv"))
+    parser.add_argument("--out", type=Path, help="its rows are not timed again; peers.csv, after pauses peers_pause.csv")
     parser.add_argument("--rows", default=",".join(map(str, ROWS)))
     parser.add_argument("--sizes", default=",".join(f"{n}x{k}" for n, k in SIDES), help="NxK, ...")
     parser.add_argument("--tiles", type=int, default=4, help="DeepGEMM's tiles per product")
@@ -101,7 +101,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--until", type=float, help=argparse.SUPPRESS)
     parser.add_argument("--banned", default="", help=argparse.SUPPRESS)
     parser.add_argument("--probe-child", action="store_true", help=argparse.SUPPRESS)
-    return parser.parse_args()
+    given = parser.parse_args()
+    given.out = given.out or Path("peers_pause.csv" if given.pause_ms else "peers.csv")
+    return given
 
 
 def available(device: Device, given: argparse.Namespace) -> dict[str, Implementation]:
@@ -511,6 +513,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    if not torch.cuda.is_available():
+    if not (torch.cuda.is_available() or {"-h", "--help"} & set(sys.argv)):
         sys.exit("peers.py: needs a GPU")
     main()
