@@ -88,7 +88,7 @@ def arguments() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--limit-s", type=float, default=100, help="seconds for everything, compilers included")
-    parser.add_argument("--out", type=Path, help="its rows are not timed again; peers.csv, after pauses peers_pause.csv")
+    parser.add_argument("--out", type=Path, help="its rows are not timed again: peers.csv, with pauses peers_pause.csv")
     parser.add_argument("--rows", default=",".join(map(str, ROWS)))
     parser.add_argument("--sizes", default=",".join(f"{n}x{k}" for n, k in SIDES), help="NxK, ...")
     parser.add_argument("--tiles", type=int, default=4, help="DeepGEMM's tiles per product")
