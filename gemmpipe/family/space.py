@@ -23,8 +23,8 @@ Facts = Mapping[str, Scalar]
 
 _FACTS = ("arch", "vendor", "w_dtype", "M", "N", "K", "B", "E", "topk", "rows")
 _COUNTLESS = 10**300  # beyond, no float holds the number
-_MAX_CONFIGS = 30_000_000
-"""Limit of `most_points`, which is about 6,900,000 for the largest shipped space."""
+_MAX_CONFIGS = 100_000_000
+"""Limit of `most_points`, which is about 27,000,000 for the largest shipped space."""
 
 
 @renamed_members(points="configs")

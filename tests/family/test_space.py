@@ -115,7 +115,7 @@ def test_the_bound_counts_the_branches_of_values_that_a_later_entry_replaces():
 
 @pytest.mark.parametrize(("count", "size"), [(50, "up to 1e\\+100"), (150, "countless")])
 def test_too_many_points_are_refused_in_one_line(count, size):
-    with pytest.raises(UserError, match=f"^space: {size} points, expected at most 30,000,000$"):
+    with pytest.raises(UserError, match=f"^space: {size} points, expected at most 100,000,000$"):
         parse_space({f"a{i}": list(range(100 if count == 50 else 1000)) for i in range(count)} | {"when": []}, ())
 
 

@@ -13,9 +13,10 @@ from pairwise import SLOW, few
 from gemmpipe.core.data import Candidate, Problem
 from gemmpipe.core.device import arch_device, cpu_device
 from gemmpipe.core.errors import UserError
+from gemmpipe.core.paths import shipped
 from gemmpipe.family import Family, GemmSpec, KernelDefaults, load_family
 from gemmpipe.family.problem import make_problem
-from gemmpipe.family.space import Space
+from gemmpipe.family.space import Space, parse_space
 from gemmpipe.launch.build import compile_build, compile_kernel, find_kernel
 from gemmpipe.launch.source_hash import source_hash
 from gemmpipe.stages.rows import candidate_of
@@ -115,6 +116,8 @@ def test_a_space_may_have_axes_of_the_block_scaled_kernels_alone(name: str) -> N
     kernel = next(i for i in family.implementations if i.label == "gluon")
     known = {name for point in itertools.islice(kernel.configs(spec, device, larger), 200) for name in point}
     assert set(BLOCK_SCALED_KNOBS) <= known & set(kernel.knob_names(spec, device))
+    shipped_axes = yaml.safe_load((shipped("conf") / "space" / f"{name}.yaml").read_text())
+    assert parse_space({**shipped_axes, "CONSTANT_NK": [False, True]}, ()).axes["CONSTANT_NK"] == (False, True)
 
 
 @pytest.mark.parametrize("gfx", ["sm_90", "gfx942"])
