@@ -25,6 +25,8 @@ _FACTS = ("arch", "vendor", "w_dtype", "M", "N", "K", "B", "E", "topk", "rows")
 _COUNTLESS = 10**300  # beyond, no float holds the number
 _MAX_CONFIGS = 100_000_000
 """Limit of `most_points`, which is about 27,000,000 for the largest shipped space."""
+_MAX_PROBLEM_CONFIGS = 3_000_000
+"""Limit of the points for one problem, which are kept in memory: at most 20,736 in a shipped space."""
 
 
 @renamed_members(points="configs")
@@ -45,11 +47,15 @@ class Space:
         """The distinct points of the space for one problem on one device, in the order of the axes.
 
         If a fact has the name of an axis, only points with its value; for an `unused` axis (without effect on this
-        device) only points with its first value, unless an entry has a condition on it.
+        device) only points with its first value, unless an entry has a condition on it. Raises UserError for too many.
         """
+        count = 0
         single = {name for name in unused if not any(name in e and not _is_list(e[name]) for e in self.when)}
         for axes in self._variants(facts):
             axes |= {name: axes[name][:1] for name in single & axes.keys()}
+            count += math.prod(map(len, axes.values()))
+            if count > _MAX_PROBLEM_CONFIGS:
+                raise UserError(f"space: {count:,} points for one problem, expected at most {_MAX_PROBLEM_CONFIGS:,}")
             for values in itertools.product(*axes.values()):
                 yield dict(zip(axes, values, strict=True))
 

@@ -382,6 +382,8 @@ def run_part(part: str, given: Namespace, until: float) -> None:
 def main() -> None:
     """As the module says."""
     given = arguments()
+    if not torch.cuda.is_available():
+        sys.exit("limits.py: needs a GPU")
     if given.child:
         child(given.child, given)
         return
@@ -392,6 +394,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    if not (torch.cuda.is_available() or {"-h", "--help"} & set(sys.argv)):
-        sys.exit("limits.py: needs a GPU")
     main()

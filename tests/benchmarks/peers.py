@@ -502,6 +502,8 @@ def race(given: argparse.Namespace) -> None:
 def main() -> None:
     """As the module says."""
     given = arguments()
+    if not torch.cuda.is_available():
+        sys.exit("peers.py: needs a GPU")
     if given.probe_child:
         probe_child()
     elif given.probe:
@@ -513,6 +515,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    if not (torch.cuda.is_available() or {"-h", "--help"} & set(sys.argv)):
-        sys.exit("peers.py: needs a GPU")
     main()

@@ -231,6 +231,8 @@ def report(rows: Sequence[Mapping[str, object]]) -> Iterator[str]:
 def main() -> None:
     """As the module says."""
     given = arguments()
+    if not torch.cuda.is_available():
+        sys.exit("product_neighbours.py: needs a GPU")
     until, device = time.time() + given.limit_s, gpu_device(0)
     libraries = {name: each for name, each in peers.available(device, given).items() if name == "deepgemm"}
     known = {} if given.table is None else tuned(given.table, device)
@@ -261,6 +263,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    if not (torch.cuda.is_available() or {"-h", "--help"} & set(sys.argv)):
-        sys.exit("product_neighbours.py: needs a GPU")
     main()

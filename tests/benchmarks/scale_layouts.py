@@ -209,6 +209,8 @@ def main() -> None:
     parser.add_argument("--rows", default=",".join(map(str, ROWS)))
     parser.add_argument("--knobs", type=json.loads)
     arguments = parser.parse_args()
+    if not torch.cuda.is_available():
+        sys.exit("scale_layouts.py: needs a GPU")
     device = gpu_device(0)
     chosen = cases(device, tuple(map(int, arguments.rows.split(","))), arguments.knobs)
     tabulate(chosen, device)
@@ -232,6 +234,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    if not (torch.cuda.is_available() or {"-h", "--help"} & set(sys.argv)):
-        sys.exit("scale_layouts.py: needs a GPU")
     main()

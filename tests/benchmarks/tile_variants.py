@@ -349,6 +349,8 @@ def main() -> None:
     parser.add_argument("--refine", type=Path, help="FILE of an earlier run: its leaders, with constant N and K too")
     parser.add_argument("--add", default="", help="knobs, with commas: shipped winners with and without them")
     arguments = parser.parse_args()
+    if not torch.cuda.is_available():
+        sys.exit("tile_variants.py: needs a GPU")
     end, device = time.perf_counter() + arguments.limit_s, gpu_device(0)
     cases = {each: variants(each, device, arguments.ptxas) for each in arguments.products.replace(",", " ").split()}
     if arguments.add:
@@ -390,6 +392,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    if not (torch.cuda.is_available() or {"-h", "--help"} & set(sys.argv)):
-        sys.exit("tile_variants.py: needs a GPU")
     main()

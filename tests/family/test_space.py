@@ -119,6 +119,13 @@ def test_too_many_points_are_refused_in_one_line(count, size):
         parse_space({f"a{i}": list(range(100 if count == 50 else 1000)) for i in range(count)} | {"when": []}, ())
 
 
+def test_a_problem_with_too_many_points_is_refused_before_the_first():
+    s = parse_space({f"a{i}": list(range(15)) for i in range(6)} | {"when": [{"M": "<=64", "a0": [1]}]}, ())
+    with pytest.raises(UserError, match=r"^space: 11,390,625 points for one problem, expected at most 3,000,000$"):
+        next(s.configs({"M": 128}))
+    assert next(s.configs({"M": 64}))["a0"] == 1
+
+
 def test_conditions_that_only_other_devices_compare_do_not_stop_a_space():
     when = [{"vendor": "amd", "waves": [0, 2]}, {"vendor": "amd", "waves": "<=1", "tile": [1]}]
     s = parse_space({"waves": [None], "tile": [1, 2], "when": when}, ())
