@@ -1,4 +1,4 @@
-"""Launch of the kernels in the form of SGLang's function for sm_90 (_engine_hopper_kernel.py): SWAP_AB and SPLIT_K.
+"""Launch of the kernels in the form of SGLang's function for sm_90 (_engine_kernel.py): SWAP_AB and SPLIT_K.
 
 Without these knobs SGLang runs its plain kernel, and so does this.
 """
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 SPLIT_K = "SPLIT_K"
 """SGLang's name of the number of splits along K."""
-_MODULE = "gemmpipe.kernels.a8w8_blockscale._engine_hopper_kernel"
+_MODULE = "gemmpipe.kernels.a8w8_blockscale._engine_kernel"
 _PRODUCT, _SUM = f"{_MODULE}:engine_product_hopper", f"{_MODULE}:engine_split_sum"
 _ARCHITECTURE = "sm_90"
 _SUM_BLOCK = 256

@@ -3,7 +3,8 @@
 Engines load configurations for that kernel, to which times of another form (fused activation, early exits, unmasked
 operands) do not apply. The form: one program per tile over the largest number of blocks that a routing can make, rows
 and the end of K masked in every load, 64-bit row offsets, one load of w's scales per column. The order of operations is
-vLLM's too: with integers specialised as in its call, the binary has the same instructions (Triton 3.6, sm_90).
+vLLM's too: with integers specialised as in its call, the binary has the same instructions (Triton 3.6, sm_90). That is
+why the pointers and loads of `engine_experts` are no functions of their own: Triton compiles others for them.
 """
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
@@ -64,6 +65,41 @@ def fill_pairs(pairs_ptr, counts_ptr, rows, value, CHUNK: tl.constexpr, BINS: tl
 
 
 @triton.jit
+def expert_tile(rows, N, group_m, BLOCK_SIZE_M: tl.constexpr, BLOCK_SIZE_N: tl.constexpr):
+    """(row, column) of the program's tile: tiles of `group_m` rows of tiles come first column by column."""
+    pid = tl.program_id(0)
+    tiles_m = tl.cdiv(rows, BLOCK_SIZE_M)
+    tiles_n = tl.cdiv(N, BLOCK_SIZE_N)
+    whole = group_m * tiles_n
+    group = pid // whole
+    top = group * group_m
+    height = min(tiles_m - top, group_m)
+    return top + ((pid % whole) % height), (pid % whole) // height
+
+
+@triton.jit
+def store_rows(out, out_ptr, pair, real, tile_n, N, out_stride, BLOCK_SIZE_N: tl.constexpr):
+    """Store a tile's rows of real pairs."""
+    out_columns = tile_n * BLOCK_SIZE_N + tl.arange(0, BLOCK_SIZE_N)
+    out_ptrs = out_ptr + out_stride * pair[:, None] + out_columns[None, :]
+    inside = real[:, None] & (out_columns[None, :] < N)
+    tl.store(out_ptrs, out, mask=inside)
+
+
+@triton.jit
+def add_product(acc, x, w, SCALES: tl.constexpr, SWAP_AB: tl.constexpr):
+    """acc + the product of two tiles, without block scales."""
+    if SCALES == "row":
+        if SWAP_AB:
+            acc = tl.dot(w, x, acc=acc)
+        else:
+            acc = tl.dot(x, w, acc=acc)
+    else:
+        acc += tl.dot(x, w)
+    return acc
+
+
+@triton.jit
 def engine_experts(
     x_ptr, w_ptr, out_ptr, x_scale_ptr, w_scale_ptr, shares_ptr, pairs_ptr, owners_ptr, padded_ptr,
     N, K, rows, pairs, x_stride, w_expert_stride, w_stride, out_stride,
@@ -79,15 +115,7 @@ def engine_experts(
     owners_ptr has the pairs' experts. SCALES: `none`, `row` (x_scale [rows], w_scale [E, N]) or `block` (x_scale [rows,
     x_scale_stride], w_scale [E, ceil(N / GROUP), w_scale_stride]). `group_m` may be a constant of the binary.
     """
-    pid = tl.program_id(0)
-    tiles_m = tl.cdiv(rows, BLOCK_SIZE_M)
-    tiles_n = tl.cdiv(N, BLOCK_SIZE_N)
-    whole = group_m * tiles_n
-    group = pid // whole
-    top = group * group_m
-    height = min(tiles_m - top, group_m)
-    tile_m = top + ((pid % whole) % height)
-    tile_n = (pid % whole) // height
+    tile_m, tile_n = expert_tile(rows, N, group_m, BLOCK_SIZE_M, BLOCK_SIZE_N)
     offsets = tl.arange(0, BLOCK_SIZE_M).to(tl.int64)
     padded = tl.load(padded_ptr)
     if tile_m * BLOCK_SIZE_M >= padded:
@@ -102,10 +130,7 @@ def engine_experts(
     expert = tl.load(owners_ptr + tile_m).to(tl.int64)
     if expert == -1:  # of another device
         zeros = tl.zeros((BLOCK_SIZE_M, BLOCK_SIZE_N), dtype=out_ptr.dtype.element_ty)
-        zero_columns = tile_n * BLOCK_SIZE_N + tl.arange(0, BLOCK_SIZE_N)
-        zero_ptrs = out_ptr + out_stride * pair[:, None] + zero_columns[None, :]
-        zero_inside = real[:, None] & (zero_columns[None, :] < N)
-        tl.store(zero_ptrs, zeros, mask=zero_inside)
+        store_rows(zeros, out_ptr, pair, real, tile_n, N, out_stride, BLOCK_SIZE_N)
         return
     columns = (tile_n * BLOCK_SIZE_N + tl.arange(0, BLOCK_SIZE_N).to(tl.int64)) % N
     ks = tl.arange(0, BLOCK_SIZE_K)
@@ -149,13 +174,8 @@ def engine_experts(
                 acc += tl.dot(w, x) * w_scale[:, None] * x_scale[None, :]
             else:
                 acc += tl.dot(x, w) * x_scale[:, None] * w_scale[None, :]
-        elif SCALES == "row":
-            if SWAP_AB:
-                acc = tl.dot(w, x, acc=acc)
-            else:
-                acc = tl.dot(x, w, acc=acc)
         else:
-            acc += tl.dot(x, w)
+            acc = add_product(acc, x, w, SCALES, SWAP_AB)
         x_ptrs += BLOCK_SIZE_K
         w_ptrs += BLOCK_SIZE_K
     if SWAP_AB:
@@ -166,7 +186,4 @@ def engine_experts(
         share = tl.load(shares_ptr + pair, mask=real, other=0)
         acc *= share[:, None]
     out = round_to(acc, out_ptr.dtype.element_ty, INTERPRETED)
-    out_columns = tile_n * BLOCK_SIZE_N + tl.arange(0, BLOCK_SIZE_N)
-    out_ptrs = out_ptr + out_stride * pair[:, None] + out_columns[None, :]
-    inside = real[:, None] & (out_columns[None, :] < N)
-    tl.store(out_ptrs, out, mask=inside)
+    store_rows(out, out_ptr, pair, real, tile_n, N, out_stride, BLOCK_SIZE_N)
