@@ -76,7 +76,7 @@ SHORT = {
 }
 """Modules of fewer than 80 lines, packages' `__init__` and families' aside."""
 LONG_FUNCTIONS = {
-    "fmoe/_engine_kernel.py:engine_experts": (87, "its pointers and loads as functions compile to other instructions"),
+    "fmoe/_engine_kernel.py:engine_experts": (88, "its pointers and loads as functions compile to other instructions"),
 }
 """Functions of more than 50 lines: their lines, and why they are not divided."""
 

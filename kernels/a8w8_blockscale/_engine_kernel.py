@@ -16,7 +16,7 @@ import triton.language as tl
 
 @triton.jit
 def engine_tile(M, N, group_m, BLOCK_SIZE_M: tl.constexpr, BLOCK_SIZE_N: tl.constexpr):
-    """(row, column) of the program's tile: tiles of `group_m` rows of tiles come first column by column."""
+    """(row, column) of the program's tile: device_fns.swizzle2d with the engines' order of remainders."""
     pid = tl.program_id(0)
     tiles_m = tl.cdiv(M, BLOCK_SIZE_M)
     tiles_n = tl.cdiv(N, BLOCK_SIZE_N)

@@ -12,7 +12,7 @@ why the pointers and loads of `engine_experts` are no functions of their own: Tr
 import triton
 import triton.language as tl
 
-from gemmpipe.templates.device_fns import round_to
+from gemmpipe.templates.device_fns import round_to, swizzle2d
 
 
 @triton.jit
@@ -65,19 +65,6 @@ def fill_pairs(pairs_ptr, counts_ptr, rows, value, CHUNK: tl.constexpr, BINS: tl
 
 
 @triton.jit
-def expert_tile(rows, N, group_m, BLOCK_SIZE_M: tl.constexpr, BLOCK_SIZE_N: tl.constexpr):
-    """(row, column) of the program's tile: tiles of `group_m` rows of tiles come first column by column."""
-    pid = tl.program_id(0)
-    tiles_m = tl.cdiv(rows, BLOCK_SIZE_M)
-    tiles_n = tl.cdiv(N, BLOCK_SIZE_N)
-    whole = group_m * tiles_n
-    group = pid // whole
-    top = group * group_m
-    height = min(tiles_m - top, group_m)
-    return top + ((pid % whole) % height), (pid % whole) // height
-
-
-@triton.jit
 def store_rows(out, out_ptr, pair, real, tile_n, N, out_stride, BLOCK_SIZE_N: tl.constexpr):
     """Store a tile's rows of real pairs."""
     out_columns = tile_n * BLOCK_SIZE_N + tl.arange(0, BLOCK_SIZE_N)
@@ -115,7 +102,8 @@ def engine_experts(
     owners_ptr has the pairs' experts. SCALES: `none`, `row` (x_scale [rows], w_scale [E, N]) or `block` (x_scale [rows,
     x_scale_stride], w_scale [E, ceil(N / GROUP), w_scale_stride]). `group_m` may be a constant of the binary.
     """
-    tile_m, tile_n = expert_tile(rows, N, group_m, BLOCK_SIZE_M, BLOCK_SIZE_N)
+    tiles_m, tiles_n = tl.cdiv(rows, BLOCK_SIZE_M), tl.cdiv(N, BLOCK_SIZE_N)
+    tile_m, tile_n = swizzle2d(tl.program_id(0), tiles_m, tiles_n, group_m)
     offsets = tl.arange(0, BLOCK_SIZE_M).to(tl.int64)
     padded = tl.load(padded_ptr)
     if tile_m * BLOCK_SIZE_M >= padded:
