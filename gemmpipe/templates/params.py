@@ -37,7 +37,9 @@ OWN_PACE = "OWN_PACE"
 """True if warpgroups multiply at their own pace (hopper/own_pace.py), as all do in tiles of 256 rows."""
 CONSTANT_NK = "CONSTANT_NK"
 """True if N and K are constants of the binary."""
-BLOCK_SCALED_KNOBS = (OWN_PACE, CONSTANT_NK)
+ONE_WARPGROUP = "ONE_WARPGROUP"
+"""True if one warpgroup multiplies a tile of 64 rows, instead of two with half of the columns each."""
+BLOCK_SCALED_KNOBS = (OWN_PACE, CONSTANT_NK, ONE_WARPGROUP)
 """Knobs of the block-scaled warp-specialised kernels alone; absent is false."""
 WARP_SPECIALISED_KNOBS = (CTAS_PER_SM, CLUSTER_SIZE, *BLOCK_SCALED_KNOBS)
 """Knobs that the tiled kernels ignore."""

@@ -17,6 +17,7 @@ from gemmpipe.templates.hopper.constraints import (
     MaxColumns,
     accumulator_width,
     in_waves,
+    math_warpgroups,
     stage_buffers,
     warpgroup_columns,
 )
@@ -24,6 +25,7 @@ from gemmpipe.templates.hopper.launch import WarpSpecialised
 from gemmpipe.templates.params import (
     BLOCK_SCALED_KNOBS,
     CONSTANT_NK,
+    ONE_WARPGROUP,
     OWN_PACE,
     SCALE_BLOCK,
     SCALE_BLOCKS,
@@ -47,6 +49,7 @@ _STRIDE_ARGUMENTS = {
 }
 """Strides of x's scales that are arguments; the other is a constant."""
 _WAVES_KERNEL = "gemmpipe.kernels.a8w8_blockscale._hopper_waves_kernel:blockscale_waves"
+_SINGLE_KERNEL = "gemmpipe.kernels.a8w8_blockscale._hopper_one_warpgroup_kernel:blockscale_one_warpgroup"
 _WAVES_REGISTERS = {COPIED: (240, 24), PANELS: (240, 24), STRIDED: (224, 56)}
 """With OWN_PACE: registers of a thread of a math warpgroup, and of the other warps, two of which may load scales."""
 _SCALE_LOADER_REGISTERS = 40
@@ -96,7 +99,7 @@ def _batch(spec: GemmSpec, knobs: Knobs, reading: str) -> int:
     Eight for tiles of up to 80 columns alone: with 96, with split-K or with warps that load scales they spill (triton
     3.6).
     """
-    if reading != COPIED:
+    if reading != COPIED or math_warpgroups(knobs) == 1:
         return 4
     few = accumulator_width(warpgroup_columns(knobs)) < warpgroup_columns(knobs) <= 80
     whole = int_knob(knobs, "NUM_KSPLIT") == 1 and spec.k % (8 * int_knob(knobs, "BLOCK_SIZE_K")) == 0
@@ -121,7 +124,7 @@ class BlockscaleWarpSpecialised(WarpSpecialised):
         return (*super().knob_names(spec, device), *BLOCK_SCALED_KNOBS)
 
     def normalise(self, spec: GemmSpec, knobs: Knobs, device: Device) -> Knobs:
-        """Further knobs if true: CONSTANT_NK; OWN_PACE for 128 rows, and for 256, which have no other kernel."""
+        """Further knobs if true: CONSTANT_NK; ONE_WARPGROUP for 64 rows; OWN_PACE for 128, and for 256 always."""
         kept = dict(super().normalise(spec, knobs, device))
         kept |= {name: True for name in BLOCK_SCALED_KNOBS if knobs.get(name)}
         rows = int_knob(kept, "BLOCK_SIZE_M")
@@ -129,6 +132,8 @@ class BlockscaleWarpSpecialised(WarpSpecialised):
             kept[OWN_PACE] = True
         elif rows < 2 * WARPGROUP_M:
             kept.pop(OWN_PACE, None)
+        if rows != WARPGROUP_M:
+            kept.pop(ONE_WARPGROUP, None)
         return kept
 
     def build(self, spec: GemmSpec, knobs: Knobs, *, halved: bool) -> Build:
@@ -143,6 +148,8 @@ class BlockscaleWarpSpecialised(WarpSpecialised):
         return replace(self, reading=PANELS if mode == FOURS and in_waves(knobs) else mode)
 
     def _for(self, knobs: Knobs) -> "BlockscaleWarpSpecialised":
+        if math_warpgroups(knobs) == 1:
+            return replace(self, kernel=_SINGLE_KERNEL)
         return replace(self, kernel=_WAVES_KERNEL) if in_waves(knobs) else self
 
     def builds(self, spec: GemmSpec, knobs: Knobs, device: Device) -> tuple[Build, ...]:
@@ -166,6 +173,8 @@ class BlockscaleWarpSpecialised(WarpSpecialised):
             return reason
         if in_waves(knobs) and self.layout != ROW_MAJOR:
             return f"{OWN_PACE} or {knobs['BLOCK_SIZE_M']} rows: only for row-major weights, not for this layout"
+        if math_warpgroups(knobs) == 1 and self.layout != ROW_MAJOR:
+            return f"{ONE_WARPGROUP}: only for row-major weights, not for this layout"
         if reason := super().unsupported_reason(spec, knobs, device):
             return reason
         columns = warpgroup_columns(knobs)

@@ -15,12 +15,11 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
 
-from gemmpipe.templates.hopper.epilogue import EpilogueOperands, cluster_arrive, store_accumulators
+from gemmpipe.templates.hopper.epilogue import EpilogueOperands, store_accumulators
 from gemmpipe.templates.hopper.pipeline import (
     Ring,
     advance,
     allocate_barriers,
-    barrier_init_warp,
     gdc_wait,
     producer_warp,
     w_operand,
@@ -35,7 +34,7 @@ from gemmpipe.templates.hopper.tile_scheduler import (
 )
 from gemmpipe.templates.hopper.wgmma_any_n import (
     allocate_rings,
-    checked_barrier_init_warp,
+    init_share_warp,
     matrix_descriptors,
     pingpong_begin,
     pingpong_end,
@@ -97,13 +96,13 @@ def finish_any_n_block(sums, flying, scales, low, high, edge, ring, slot, IN_FLI
 def scaled_mma_batch(ring, wg, x_at, w_at, slot, phase, sums, w_scales, k, COUNT: gl.constexpr):
     """Add COUNT K blocks from k on, each scaled while the next is multiplied, with none in flight at the end.
 
-    A block's scales are loaded when its product starts: they are needed a product's time later. Returns (slot, phase,
-    sums).
+    The first block's scales are loaded before its slot is waited for, as a tile's come from memory; others when their
+    product starts: they are needed a product's time later. Returns (slot, phase, sums).
     """
     SLOTS: gl.constexpr = ring.x.shape[0]
     edge = w_scales.edge
-    scales, flying = start_any_n_block(ring, wg, x_at, w_at, slot, phase)
     low, high = gl.load(w_scales.low_ptr + k), gl.load(w_scales.high_ptr + k)
+    scales, flying = start_any_n_block(ring, wg, x_at, w_at, slot, phase)
     for i in gl.static_range(1, COUNT):
         next_slot, phase = advance(slot, phase, SLOTS)
         next_scales, newer = start_any_n_block(ring, wg, x_at, w_at, next_slot, phase)
@@ -301,28 +300,39 @@ def blockscale_warp_specialised(
     x_ring, w_ring = allocate_rings(x, w, BLOCK_SIZE_M, BLOCK_SIZE_N, BLOCK_SIZE_K, COLUMNS, STAGES)
     scale_ring = gl.allocate_shared_memory(gl.float32, [STAGES, BLOCK_SIZE_M], FLAT)
     stage = gl.allocate_shared_memory(out.dtype, [2, 64, out.block_type.shape[1]], out.layout)
-    full, empty, ready = allocate_barriers(STAGES)
+    COPIED: gl.constexpr = READING == "copied"
+    full, empty, ready = allocate_barriers(STAGES, 3 if COPIED else 1)
     ring = Ring(x_ring, w_ring, scale_ring, stage, full, empty, ready)
     tiles_m = gl.cdiv(M, BLOCK_SIZE_M)
     tiles_n = gl.cdiv(N, BLOCK_SIZE_N)
     work = TileSchedule(parts_ptr, counters_ptr, M, N, tiles_m, tiles_n, blocks, programs, group_m, whole, splits)
     output = EpilogueOperands(out, None, None, None)
     never = M < 0
-    COPIED: gl.constexpr = READING == "copied"
-    FOURS: gl.constexpr = READING == "fours"
-    FILLERS: gl.constexpr = 1 if COPIED else 2
     bare = Ring(x_ring, w_ring, None, stage, full, empty, ready)  # for a loader that does not copy scales
-    gl.warp_specialize([
-        (math_warpgroup,
-         (warpgroup_partition(0, BLOCK_SIZE_M, BLOCK_SIZE_N, 8), output, w_scale_ptr, w_scale_stride, ring, work, never,
-          SCALE_BLOCK, SPLIT_K, BATCH)),
-        (math_warpgroup,
-         (warpgroup_partition(1, BLOCK_SIZE_M, BLOCK_SIZE_N, 8), output, w_scale_ptr, w_scale_stride, ring, work, never,
-          SCALE_BLOCK, SPLIT_K, BATCH)),
-        (producer_warp, (x, w, scales, scale_stride, ring, work, BLOCK_SIZE_N, SPLIT_K)) if COPIED else
-        (producer_warp, (x, w, None, 0, bare, work, BLOCK_SIZE_N, SPLIT_K)),
-        (barrier_init_warp, (ring, SPLIT_K, FILLERS)) if accumulator_parts(COLUMNS) == 1 else
-        (checked_barrier_init_warp, (ring, SPLIT_K, FILLERS)),
-        (cluster_arrive, (SPLIT_K,)) if COPIED else
-        (scale_producer_warps, (scales, scale_row_stride, scale_stride, ring, work, BLOCK_SIZE_N, FOURS, SPLIT_K)),
-    ], [4, 1, 1, 2], [REGISTERS, LOADER_REGISTERS, LOADER_REGISTERS, LOADER_REGISTERS])  # fmt: skip
+    if COPIED:
+        gl.warp_specialize([
+            (math_warpgroup,
+             (warpgroup_partition(0, BLOCK_SIZE_M, BLOCK_SIZE_N, 8), output, w_scale_ptr, w_scale_stride, ring, work,
+              never, SCALE_BLOCK, SPLIT_K, BATCH)),
+            (math_warpgroup,
+             (warpgroup_partition(1, BLOCK_SIZE_M, BLOCK_SIZE_N, 8), output, w_scale_ptr, w_scale_stride, ring, work,
+              never, SCALE_BLOCK, SPLIT_K, BATCH)),
+            (producer_warp, (x, w, scales, scale_stride, ring, work, BLOCK_SIZE_N, SPLIT_K)),
+            (init_share_warp, (ring, COLUMNS, SPLIT_K, 1, 2, 0, 3)),
+            (init_share_warp, (ring, COLUMNS, SPLIT_K, 1, 2, 1, 3)),
+            (init_share_warp, (ring, COLUMNS, SPLIT_K, 1, 2, 2, 3)),
+        ], [4, 1, 1, 1, 1],
+           [REGISTERS, LOADER_REGISTERS, LOADER_REGISTERS, LOADER_REGISTERS, LOADER_REGISTERS])  # fmt: skip
+    else:
+        gl.warp_specialize([
+            (math_warpgroup,
+             (warpgroup_partition(0, BLOCK_SIZE_M, BLOCK_SIZE_N, 8), output, w_scale_ptr, w_scale_stride, ring, work,
+              never, SCALE_BLOCK, SPLIT_K, BATCH)),
+            (math_warpgroup,
+             (warpgroup_partition(1, BLOCK_SIZE_M, BLOCK_SIZE_N, 8), output, w_scale_ptr, w_scale_stride, ring, work,
+              never, SCALE_BLOCK, SPLIT_K, BATCH)),
+            (producer_warp, (x, w, None, 0, bare, work, BLOCK_SIZE_N, SPLIT_K)),
+            (init_share_warp, (ring, COLUMNS, SPLIT_K, 2, 2, 0, 1)),
+            (scale_producer_warps,
+             (scales, scale_row_stride, scale_stride, ring, work, BLOCK_SIZE_N, READING == "fours", SPLIT_K)),
+        ], [4, 1, 1, 2], [REGISTERS, LOADER_REGISTERS, LOADER_REGISTERS, LOADER_REGISTERS])  # fmt: skip

@@ -109,6 +109,29 @@ def test_warp_specialised(device: Device, m: int, n: int, k: int, knobs: Mapping
     check(kernel_of(case, "gluon"), knobs, device, case)
 
 
+ONE_WARPGROUP = [
+    *[
+        gluon(64, n, stages, ONE_WARPGROUP=True)
+        for n, stages in ((16, 8), (32, 12), (48, 10), (64, 8), (80, 8), (96, 7))
+    ],
+    *[gluon(64, 128, 6, ONE_WARPGROUP=True), gluon(64, 128, 4, 2, CLUSTER_SIZE=2, ONE_WARPGROUP=True)],
+    *[gluon(64, 64, 8, 3, ONE_WARPGROUP=True), gluon(64, 64, 6, 4, CLUSTER_SIZE=4, ONE_WARPGROUP=True)],
+    *[gluon(64, 48, 6, 3, ONE_WARPGROUP=True), gluon(64, 96, 6, 4, CLUSTER_SIZE=4, ONE_WARPGROUP=True)],
+    *[gluon(64, n, 6, CTAS_PER_SM=2, ONE_WARPGROUP=True) for n in (32, 48, 64)],
+    gluon(64, 64, 6, 4, CTAS_PER_SM=2, ONE_WARPGROUP=True),
+]
+
+
+@pytest.mark.parametrize("knobs", ONE_WARPGROUP, ids=lambda k: "-".join(str(v) for v in list(k.values())[1:]))
+@pytest.mark.parametrize("m", [1, 3, 5, 64, 100, 127, 4096])
+@pytest.mark.parametrize(("n", "k"), [(1280, 8192), (1320, 1040), (520, 128), (2112, 7168)])
+def test_one_warpgroup(device: Device, m: int, n: int, k: int, knobs: Mapping[str, Scalar]) -> None:
+    if device.gfx != "sm_90":
+        pytest.skip("Hopper's kernel")
+    case = made("a8w8_blockscale", device, m, n, k)
+    check(kernel_of(case, "gluon"), knobs, device, case)
+
+
 WAVES = [
     *[gluon(256, 128, 4), gluon(256, 128, 3, CLUSTER_SIZE=2), gluon(256, 64, 5), gluon(256, 96, 4), gluon(256, 32, 5)],
     *[gluon(256, 112, 4), gluon(128, 128, 6, OWN_PACE=True), gluon(128, 96, 7, OWN_PACE=True)],

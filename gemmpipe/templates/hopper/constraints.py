@@ -17,6 +17,7 @@ from gemmpipe.templates.params import (
     CTAS_PER_SM,
     MAX_PORTABLE_CLUSTER,
     NO_GPU,
+    ONE_WARPGROUP,
     OWN_PACE,
     SCALE_BLOCK,
     int_knob,
@@ -29,8 +30,10 @@ SLOT_ROW_BYTES = 128
 """Bytes of a ring slot's row: the widest swizzle."""
 REGISTERS = {1: (232, 24), 2: (96, 48)}
 """CTAS_PER_SM -> registers per thread of (a math warpgroup, the loader)."""
-MAXNREG_TWO_CTAS = 80
-"""Registers per thread with which two programs of 384 threads fit a multiprocessor."""
+MAXNREG_TWO_CTAS = {1: 128, 2: 80}
+"""Math warpgroups -> registers per thread with which two programs, of 256 or 384 threads, fit a multiprocessor."""
+TWO_CTAS_COLUMNS = {1: 64, 2: 32}
+"""Math warpgroups -> columns of a warpgroup that these registers hold."""
 ANY_N_DTYPES = ("bfloat16", "float16", "float8_e4m3fn", "int8")
 """Element types that wgmma_any_n.py has instructions for."""
 
@@ -51,6 +54,8 @@ DENSE_MAX_COLUMNS = MaxColumns(whole=256, parts=224)
 """With registers for the sums alone."""
 BLOCK_SCALED_MAX_COLUMNS = MaxColumns(whole=128, parts=192)
 """Two products in addition to the sums, or one from 112 columns in parts on (a8w8_blockscale/_hopper_kernel.py)."""
+MAX_SINGLE_COLUMNS = MaxColumns(whole=128, parts=96)
+"""Of a tile of 64 rows that one warpgroup multiplies: wider ones would multiply in turns, which takes two."""
 _STAGED_COLUMNS = 64  # from twice as many columns on, half of them are staged for the output at a time
 _FEW_ROWS = 16
 _MIN_STAGED_COLUMNS = 16
@@ -125,8 +130,15 @@ def split_k_mode(knobs: Knobs) -> str:
     return "last" if cluster_size(knobs) == 1 else "cluster"
 
 
+def math_warpgroups(knobs: Knobs) -> int:
+    """Warpgroups that multiply."""
+    return 1 if knobs.get(ONE_WARPGROUP) else 2
+
+
 def warpgroup_columns(knobs: Knobs) -> int:
-    """Columns of a warpgroup: all columns of a tile of 128 or 256 rows, half of a 64-row tile's."""
+    """Columns of a warpgroup: all columns of a tile of 128 or 256 rows, half of a 64-row tile's with two warpgroups."""
+    if math_warpgroups(knobs) == 1:
+        return int_knob(knobs, "BLOCK_SIZE_N")
     return int_knob(knobs, "BLOCK_SIZE_N") * min(int_knob(knobs, "BLOCK_SIZE_M"), 2 * WARPGROUP_M) // (2 * WARPGROUP_M)
 
 
@@ -159,7 +171,8 @@ def x_box_rows(spec: GemmSpec, block_m: int) -> int:
 
 def hopper_shared_bytes(knobs: Knobs) -> int:
     """Shared memory of a program: the ring, and the columns staged for the output, 16 bits per element."""
-    return _ring_bytes(knobs) + 2 * 2 * WARPGROUP_M * epilogue_columns(knobs) * stage_buffers(knobs)
+    rows = math_warpgroups(knobs) * WARPGROUP_M
+    return _ring_bytes(knobs) + 2 * rows * epilogue_columns(knobs) * stage_buffers(knobs)
 
 
 def stage_buffers(knobs: Knobs) -> int:
@@ -200,7 +213,7 @@ def epilogue_columns(knobs: Knobs) -> int:
     if split_k_mode(knobs) == "cluster":
         return max(_MIN_STAGED_COLUMNS, columns // next_power_of_2(int_knob(knobs, "NUM_KSPLIT")))
     room = _MAX_SHARED_BYTES - _ring_bytes(knobs)
-    halved = int_knob(knobs, "NUM_KSPLIT") > 1 or 2 * 2 * WARPGROUP_M * columns > room
+    halved = int_knob(knobs, "NUM_KSPLIT") > 1 or 2 * math_warpgroups(knobs) * WARPGROUP_M * columns > room
     return columns // 2 if columns >= 2 * _STAGED_COLUMNS and halved else columns
 
 
@@ -227,6 +240,8 @@ def hopper_tile_violation(spec: GemmSpec, knobs: Knobs, device: Device, widest: 
     columns = warpgroup_columns(knobs)
     if in_waves(knobs) and (columns < _MIN_WAVE_COLUMNS or ctas_per_sm(knobs) > 1):
         return f"{OWN_PACE}: at least {_MIN_WAVE_COLUMNS} columns, and one program, which needs all registers"
+    if math_warpgroups(knobs) == 1:
+        widest = MAX_SINGLE_COLUMNS
     reason = _waves_violation(m, columns, widest) if waves else _columns_violation(spec, m, n, columns, widest)
     if reason:
         return reason
@@ -276,8 +291,9 @@ def ctas_violation(knobs: Knobs, device: Device) -> str | None:
     ctas, columns, needed = ctas_per_sm(knobs), warpgroup_columns(knobs), hopper_shared_bytes(knobs)
     if ctas not in REGISTERS:
         return f"{CTAS_PER_SM}: {ctas}, there are registers for 1 or 2 programs"
-    if ctas > 1 and (columns > 32 or ctas * (needed + 1024) > device.shared_bytes + 1024):
-        return f"two programs: about {needed} bytes and {columns} columns per warpgroup, 32 fit the registers"
+    most = TWO_CTAS_COLUMNS[math_warpgroups(knobs)]
+    if ctas > 1 and (columns > most or ctas * (needed + 1024) > device.shared_bytes + 1024):
+        return f"two programs: about {needed} bytes and {columns} columns per warpgroup, {most} fit the registers"
     return None
 
 

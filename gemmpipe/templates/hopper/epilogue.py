@@ -40,6 +40,12 @@ def kept_slice(acc, kept, SPLIT_K: gl.constexpr, SLICE: gl.constexpr, WIDTH: gl.
 
 
 @gluon.constexpr_function
+def warpgroups(wg):
+    """The number of warpgroups that share a tile."""
+    return wg.BLOCK_SIZE_M * wg.BLOCK_SIZE_N // (64 * wg.COLUMNS)
+
+
+@gluon.constexpr_function
 def _halvings(columns, width):
     return (columns // width).bit_length() - 1
 
@@ -150,7 +156,7 @@ def reduce_split_k(total, wg, output, stage, work, coord, SPLIT_K: gl.constexpr,
     WIDTH: gl.constexpr = output.out.block_type.shape[1]
     SLICE: gl.constexpr = accumulator_layout(WIDTH, wg.DEPTH)
     row, split, splits = coord.row, coord.split, work.splits
-    number = (coord.tile - work.whole) * 2 + wg.GROUP
+    number = (coord.tile - work.whole) * warpgroups(wg) + wg.GROUP
     parts = work.parts_ptr + number.to(gl.int64) * splits * 64 * COLUMNS
     kept = split if SPLIT_K == "cluster" else -1
     store_part(total, parts + split * 64 * COLUMNS, kept, work.M - row, WIDTH, COLUMNS, wg.LAYOUT)
@@ -173,7 +179,7 @@ def reduce_split_k_parts(sums, wg, output, stage, work, coord, SPLIT_K: gl.const
     WIDTH: gl.constexpr = wg.WIDTH
     PARTS: gl.constexpr = wg.PARTS
     row, split, splits = coord.row, coord.split, work.splits
-    number = (coord.tile - work.whole) * 2 + wg.GROUP
+    number = (coord.tile - work.whole) * warpgroups(wg) + wg.GROUP
     parts = work.parts_ptr + number.to(gl.int64) * splits * 64 * wg.COLUMNS
     owner = 0
     for j in gl.static_range(PARTS):

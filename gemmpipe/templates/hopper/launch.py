@@ -28,6 +28,7 @@ from gemmpipe.templates.hopper.constraints import (
     has_halves,
     hopper_tile_violation,
     in_waves,
+    math_warpgroups,
     part_columns,
     split_k_mode,
     warpgroup_columns,
@@ -171,7 +172,7 @@ class WarpSpecialised(KernelImplementation):
         }
         pointers = {**operands, **WORKSPACE_PARAMETERS}
         signature |= {**pointers, **dict.fromkeys(self._integers(spec), "i32"), **dict.fromkeys(constants, "constexpr")}
-        limit = () if ctas_per_sm(knobs) == 1 else (("maxnreg", MAXNREG_TWO_CTAS),)
+        limit = () if ctas_per_sm(knobs) == 1 else (("maxnreg", MAXNREG_TWO_CTAS[math_warpgroups(knobs)]),)
         n, k, columns = int_knob(knobs, "BLOCK_SIZE_N"), int_knob(knobs, "BLOCK_SIZE_K"), warpgroup_columns(knobs)
         return Build(
             kernel=self.kernel,

@@ -43,25 +43,28 @@ def advance(slot, phase, STAGES: gl.constexpr):
 
 
 @gluon.jit
-def allocate_barriers(STAGES: gl.constexpr):
-    """(full, empty, ready): a pair of barriers per slot, and one for their initialisation (see init_slot_barriers)."""
+def allocate_barriers(STAGES: gl.constexpr, INIT_WARPS: gl.constexpr = 1):
+    """(full, empty, ready): a pair of barriers per slot, and one for their initialisation by so many warps."""
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     ready = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
-    mbarrier.init(ready, count=1)
+    mbarrier.init(ready, count=INIT_WARPS)
     return full, empty, ready
 
 
 @gluon.jit
-def init_slot_barriers(ring, FILLERS: gl.constexpr = 1):
-    """Initialise the barriers of the slots, which FILLERS roles fill and the two warpgroups release together.
+def init_slot_barriers(
+    ring, FILLERS: gl.constexpr = 1, WARPGROUPS: gl.constexpr = 2, SHARE: gl.constexpr = 0, SHARES: gl.constexpr = 1
+):
+    """Initialise the barriers of the slots, which FILLERS roles fill and all math warpgroups release together.
 
-    By one warp: Triton synchronises the initialising warps after each pair, which takes four warps 60 ns.
+    By one warp, every SHARES-th slot from SHARE on: Triton synchronises the initialising warps after each pair, which
+    takes four warps 60 ns.
     """
     SLOTS: gl.constexpr = ring.full.shape[0]
-    for i in gl.static_range(SLOTS):
+    for i in gl.static_range(SHARE, SLOTS, SHARES):
         mbarrier.init(ring.full.index(i), count=FILLERS)
-        mbarrier.init(ring.empty.index(i), count=2)
+        mbarrier.init(ring.empty.index(i), count=WARPGROUPS)
     fence_async_shared()
     mbarrier.arrive(ring.ready, count=1)
 

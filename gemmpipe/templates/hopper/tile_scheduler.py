@@ -137,6 +137,17 @@ def warpgroup_partition(group, block_m, block_n, bits):
     """For one of two warpgroups: half of the rows of a 128-row tile, or half of the columns of a 64-row tile."""
     columns = block_n if block_m == 128 else block_n // 2
     row, column = (group * 64, 0) if block_m == 128 else (0, group * columns)
+    return _partition(group, block_m, block_n, row, column, columns, bits)
+
+
+@gluon.constexpr_function
+def single_warpgroup_partition(block_n, bits):
+    """For the only warpgroup: a whole tile of 64 rows."""
+    return _partition(0, 64, block_n, 0, 0, block_n, bits)
+
+
+@gluon.constexpr_function
+def _partition(group, block_m, block_n, row, column, columns, bits):
     parts, depth = accumulator_parts(columns), 256 // bits
     width = columns // parts
     found = (block_m, block_n, group, row, column, columns, parts, width, depth, accumulator_layout(width, depth))

@@ -14,8 +14,9 @@ use the last two of a program's 16 named barriers, as Triton counts from 0. Writ
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from gemmpipe.templates.hopper.epilogue import cluster_arrive
 from gemmpipe.templates.hopper.gluon_compat import view_as_ring, view_as_row
-from gemmpipe.templates.hopper.pipeline import allocate_w_ring, barrier_init_warp
+from gemmpipe.templates.hopper.pipeline import allocate_w_ring, barrier_init_warp, init_slot_barriers
 from gemmpipe.templates.hopper.tile_scheduler import accumulator_parts
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def,assignment"
@@ -164,6 +165,21 @@ def checked_barrier_init_warp(ring, SPLIT_K: gl.constexpr, FILLERS: gl.constexpr
     """pipeline.barrier_init_warp, after a check of the rings' address."""
     _check_ring_address(ring.w)
     barrier_init_warp(ring, SPLIT_K, FILLERS)
+
+
+@gluon.jit
+def init_share_warp(
+    ring, COLUMNS: gl.constexpr, SPLIT_K: gl.constexpr, FILLERS: gl.constexpr, WARPGROUPS: gl.constexpr,
+    SHARE: gl.constexpr, SHARES: gl.constexpr,
+):  # fmt: skip
+    """pipeline.barrier_init_warp for every SHARES-th slot from SHARE on; the loader waits for all of these warps.
+
+    The last of them checks the rings' address afterwards, for tiles in parts.
+    """
+    init_slot_barriers(ring, FILLERS, WARPGROUPS, SHARE, SHARES)
+    if SHARE == SHARES - 1 and accumulator_parts(COLUMNS) > 1:
+        _check_ring_address(ring.w)
+    cluster_arrive(SPLIT_K)
 
 
 @gluon.constexpr_function

@@ -1,0 +1,85 @@
+"""Tiles of 64 rows that one warpgroup multiplies; results are checked on a GPU (test_scale_orders_on_gpu.py)."""
+
+import re
+
+import pytest
+from pairwise import few
+
+from gemmpipe.core.data import Knobs
+from gemmpipe.core.device import arch_device
+from gemmpipe.family import GemmSpec, KernelDefaults, load_family
+from gemmpipe.family.problem import make_problem
+from gemmpipe.launch.build import compile_build, compile_kernel
+from gemmpipe.templates.hopper.constraints import ctas_per_sm, hopper_shared_bytes, part_columns, views_of_parts
+from gemmpipe.templates.hopper.launch import WarpSpecialised
+
+SM_90 = arch_device("sm_90")
+IN_PARTS = pytest.mark.skipif(not views_of_parts(), reason="this Triton does not compile tiles in parts")
+
+
+def _kernel(name: str, m: int) -> tuple[WarpSpecialised, GemmSpec]:
+    family = load_family(name)
+    problem = make_problem(
+        family, {"M": m, "N": 1280, "K": 8192}, KernelDefaults(dtype=None, out_dtype=None, bias=None), "sm_90", "s"
+    )
+    (kernel,) = (each for each in family.implementations if isinstance(each, WarpSpecialised))
+    return kernel, family.spec(problem)
+
+
+def _single_knobs(columns: int, slots: int, **further: int) -> Knobs:
+    sides = {"BLOCK_SIZE_M": 64, "BLOCK_SIZE_N": columns, "BLOCK_SIZE_K": 128, "GROUP_SIZE_M": 1}
+    knobs = {"kernel_type": "warp_specialised", **sides, "NUM_KSPLIT": 1, "num_stages": slots}
+    return {**knobs, "ONE_WARPGROUP": True, **further}
+
+
+@IN_PARTS
+@pytest.mark.parametrize("reading", ["copied", "fours"])
+@pytest.mark.parametrize(
+    "knobs",
+    few(
+        [
+            *[_single_knobs(n, slots) for n, slots in ((32, 12), (48, 10), (64, 8), (80, 8), (96, 7), (128, 8))],
+            *[_single_knobs(n, 6, CTAS_PER_SM=2) for n in (32, 48, 64)],
+            *[_single_knobs(64, 8, NUM_KSPLIT=4, CLUSTER_SIZE=4), _single_knobs(96, 7, NUM_KSPLIT=2)],
+        ],
+        2,
+        8,
+    ),
+    ids=lambda knobs: "-".join(str(value) for value in list(knobs.values())[1:]),
+)
+def test_one_warpgroup_compiles_within_the_registers(knobs: Knobs, reading: str) -> None:
+    kernel, spec = _kernel("a8w8_blockscale", 64)
+    knobs = kernel.normalise(spec, knobs, SM_90)
+    assert kernel.unsupported_reason(spec, knobs, SM_90) is None
+    (build,) = (build for build in kernel.builds(spec, knobs, SM_90) if ("READING", reading) in build.constants)
+    facts, ptx = compile_build(build, SM_90), compile_kernel(build, SM_90).asm["ptx"]
+    assert facts.spills == 0
+    assert facts.shared_bytes is not None
+    assert facts.shared_bytes <= hopper_shared_bytes(knobs)
+    assert facts.registers is not None
+    assert facts.registers * 256 * ctas_per_sm(knobs) <= 65_536
+    assert set(re.findall(r"\.(?:max|req)ntid (\d+)", ptx)) == {"256"}
+    assert ("@p trap" in ptx) == (part_columns(knobs) != knobs["BLOCK_SIZE_N"])
+
+
+@pytest.mark.parametrize(
+    ("name", "knobs", "why"),
+    [
+        ("a8w8_blockscale", _single_knobs(256, 4), "256 columns per warpgroup of a 64x256 tile, 16 to 128 fit"),
+        ("a8w8_blockscale", _single_knobs(112, 6), "112 columns per warpgroup of a 64x112 tile, 16 to 96 fit"),
+        ("a8w8_blockscale", _single_knobs(96, 4, CTAS_PER_SM=2), "96 columns per warpgroup, 64 fit the registers"),
+        ("a8w8_blockscale_bpreshuffle", _single_knobs(64, 6), "ONE_WARPGROUP: only for row-major weights"),
+    ],
+)
+def test_tiles_that_one_warpgroup_does_not_multiply(name: str, knobs: Knobs, why: str) -> None:
+    kernel, spec = _kernel(name, 64)
+    assert why in str(kernel.unsupported_reason(spec, knobs, SM_90))
+
+
+def test_one_warpgroup_is_for_tiles_of_64_rows() -> None:
+    kernel, spec = _kernel("a8w8_blockscale", 512)
+    for rows in (64, 128, 256):
+        knobs = kernel.normalise(spec, {**_single_knobs(64, 4), "BLOCK_SIZE_M": rows}, SM_90)
+        assert ("ONE_WARPGROUP" in knobs) == (rows == 64)
+        name = {64: "blockscale_one_warpgroup", 128: "blockscale_warp_specialised", 256: "blockscale_waves"}[rows]
+        assert kernel.kernel_name(knobs).split("@")[0] == name
