@@ -49,7 +49,6 @@ _STRIDE_ARGUMENTS = {
 }
 """Strides of x's scales that are arguments; the other is a constant."""
 _WAVES_KERNEL = "gemmpipe.kernels.a8w8_blockscale._hopper_waves_kernel:blockscale_waves"
-_SINGLE_KERNEL = "gemmpipe.kernels.a8w8_blockscale._hopper_one_warpgroup_kernel:blockscale_one_warpgroup"
 _WAVES_REGISTERS = {COPIED: (240, 24), PANELS: (240, 24), STRIDED: (224, 56)}
 """With OWN_PACE: registers of a thread of a math warpgroup, and of the other warps, two of which may load scales."""
 _SCALE_LOADER_REGISTERS = 40
@@ -148,8 +147,6 @@ class BlockscaleWarpSpecialised(WarpSpecialised):
         return replace(self, reading=PANELS if mode == FOURS and in_waves(knobs) else mode)
 
     def _for(self, knobs: Knobs) -> "BlockscaleWarpSpecialised":
-        if math_warpgroups(knobs) == 1:
-            return replace(self, kernel=_SINGLE_KERNEL)
         return replace(self, kernel=_WAVES_KERNEL) if in_waves(knobs) else self
 
     def builds(self, spec: GemmSpec, knobs: Knobs, device: Device) -> tuple[Build, ...]:
@@ -199,14 +196,13 @@ class BlockscaleWarpSpecialised(WarpSpecialised):
 
     def constants(self, spec: GemmSpec, knobs: Knobs) -> Mapping[str, Scalar]:
         """Constant strides, rows of w per scale, K blocks per batch, the load mode, and further knobs'."""
-        return {
-            **{name: 1 for name in _STRIDE_ARGUMENTS[STRIDED] if name not in _STRIDE_ARGUMENTS[self.reading]},
-            "SCALE_BLOCK": SCALE_BLOCK,
-            **({} if in_waves(knobs) else {"BATCH": _batch(spec, knobs, self.reading)}),
-            "READING": self.reading,
-            **({"BUFFERS": stage_buffers(knobs)} if in_waves(knobs) else {}),
-            **({"N": spec.n, "blocks": ceil_div(spec.k, SCALE_BLOCK)} if knobs.get(CONSTANT_NK) else {}),
-        }
+        strides = {name: 1 for name in _STRIDE_ARGUMENTS[STRIDED] if name not in _STRIDE_ARGUMENTS[self.reading]}
+        sizes = {"N": spec.n, "blocks": ceil_div(spec.k, SCALE_BLOCK)} if knobs.get(CONSTANT_NK) else {}
+        common = {**strides, "SCALE_BLOCK": SCALE_BLOCK}
+        if in_waves(knobs):
+            return {**common, "READING": self.reading, "BUFFERS": stage_buffers(knobs), **sizes}
+        batch, groups = _batch(spec, knobs, self.reading), math_warpgroups(knobs)
+        return {**common, "BATCH": batch, "READING": self.reading, "WARPGROUPS": groups, **sizes}
 
     def boxes(self, spec: GemmSpec, knobs: Knobs) -> dict[str, tuple[str, list[int], object]]:
         """With x's scales, flat, if TMA loads them."""

@@ -28,6 +28,7 @@ from gemmpipe.templates.hopper.scales import scale_producer_warps
 from gemmpipe.templates.hopper.tile_scheduler import (
     TileSchedule,
     accumulator_parts,
+    single_warpgroup_partition,
     tile_coord,
     warpgroup_partition,
     work_tile_count,
@@ -281,34 +282,15 @@ def math_warpgroup(
 
 
 @gluon.jit
-def blockscale_warp_specialised(
-    x, w, out, scales, w_scale_ptr, parts_ptr, counters_ptr,
-    M, N, blocks, programs, group_m, whole, splits, w_scale_stride, scale_stride, scale_row_stride,
-    BLOCK_SIZE_M: gl.constexpr, BLOCK_SIZE_N: gl.constexpr, BLOCK_SIZE_K: gl.constexpr, STAGES: gl.constexpr,
-    SPLIT_K: gl.constexpr, REGISTERS: gl.constexpr, LOADER_REGISTERS: gl.constexpr, SCALE_BLOCK: gl.constexpr,
-    BATCH: gl.constexpr, READING: gl.constexpr,
+def run_two_warpgroups(
+    x, w, out, scales, w_scale_ptr, w_scale_stride, scale_stride, scale_row_stride, ring, work, never,
+    BLOCK_SIZE_M: gl.constexpr, BLOCK_SIZE_N: gl.constexpr, COLUMNS: gl.constexpr, SPLIT_K: gl.constexpr,
+    REGISTERS: gl.constexpr, LOADER_REGISTERS: gl.constexpr, SCALE_BLOCK: gl.constexpr, BATCH: gl.constexpr,
+    COPIED: gl.constexpr, FOURS: gl.constexpr,
 ):  # fmt: skip
-    """out = (x * x_scale) @ (w * w_scale)^T; x, w and out are tensor descriptors.
-
-    SPLIT_K: as in dense_kernel.dense_warp_specialised. BATCH: for tiles in parts with two products, the K blocks after
-    which nothing is in flight. READING: the load mode of x's scales; scale_stride is between K blocks, scale_row_stride
-    between rows. `copied`: by TMA, M-major; `scales` is a descriptor of them as one row. `fours` and `strided`: by two
-    warps (scales.scale_producer_warps); `scales` is a pointer.
-    """
-    COLUMNS: gl.constexpr = BLOCK_SIZE_N * BLOCK_SIZE_M // 128
-    FLAT: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=1)
-    x_ring, w_ring = allocate_rings(x, w, BLOCK_SIZE_M, BLOCK_SIZE_N, BLOCK_SIZE_K, COLUMNS, STAGES)
-    scale_ring = gl.allocate_shared_memory(gl.float32, [STAGES, BLOCK_SIZE_M], FLAT)
-    stage = gl.allocate_shared_memory(out.dtype, [2, 64, out.block_type.shape[1]], out.layout)
-    COPIED: gl.constexpr = READING == "copied"
-    full, empty, ready = allocate_barriers(STAGES, 3 if COPIED else 1)
-    ring = Ring(x_ring, w_ring, scale_ring, stage, full, empty, ready)
-    tiles_m = gl.cdiv(M, BLOCK_SIZE_M)
-    tiles_n = gl.cdiv(N, BLOCK_SIZE_N)
-    work = TileSchedule(parts_ptr, counters_ptr, M, N, tiles_m, tiles_n, blocks, programs, group_m, whole, splits)
+    """All warps, with two math warpgroups."""
     output = EpilogueOperands(out, None, None, None)
-    never = M < 0
-    bare = Ring(x_ring, w_ring, None, stage, full, empty, ready)  # for a loader that does not copy scales
+    bare = Ring(ring.x, ring.w, None, ring.stage, ring.full, ring.empty, ring.ready)  # the scales have other loaders
     if COPIED:
         gl.warp_specialize([
             (math_warpgroup,
@@ -334,5 +316,78 @@ def blockscale_warp_specialised(
             (producer_warp, (x, w, None, 0, bare, work, BLOCK_SIZE_N, SPLIT_K)),
             (init_share_warp, (ring, COLUMNS, SPLIT_K, 2, 2, 0, 1)),
             (scale_producer_warps,
-             (scales, scale_row_stride, scale_stride, ring, work, BLOCK_SIZE_N, READING == "fours", SPLIT_K)),
+             (scales, scale_row_stride, scale_stride, ring, work, BLOCK_SIZE_N, FOURS, SPLIT_K)),
         ], [4, 1, 1, 2], [REGISTERS, LOADER_REGISTERS, LOADER_REGISTERS, LOADER_REGISTERS])  # fmt: skip
+
+
+@gluon.jit
+def run_one_warpgroup(
+    x, w, out, scales, w_scale_ptr, w_scale_stride, scale_stride, scale_row_stride, ring, work, never,
+    BLOCK_SIZE_N: gl.constexpr, SPLIT_K: gl.constexpr, LOADER_REGISTERS: gl.constexpr, SCALE_BLOCK: gl.constexpr,
+    BATCH: gl.constexpr, COPIED: gl.constexpr, FOURS: gl.constexpr,
+):  # fmt: skip
+    """All warps, with one math warpgroup, which has the registers that the others leave."""
+    output = EpilogueOperands(out, None, None, None)
+    bare = Ring(ring.x, ring.w, None, ring.stage, ring.full, ring.empty, ring.ready)  # the scales have other loaders
+    if COPIED:
+        gl.warp_specialize([
+            (math_warpgroup,
+             (single_warpgroup_partition(BLOCK_SIZE_N, 8), output, w_scale_ptr, w_scale_stride, ring, work, never,
+              SCALE_BLOCK, SPLIT_K, BATCH)),
+            (producer_warp, (x, w, scales, scale_stride, ring, work, BLOCK_SIZE_N, SPLIT_K)),
+            (init_share_warp, (ring, BLOCK_SIZE_N, SPLIT_K, 1, 1, 0, 3)),
+            (init_share_warp, (ring, BLOCK_SIZE_N, SPLIT_K, 1, 1, 1, 3)),
+            (init_share_warp, (ring, BLOCK_SIZE_N, SPLIT_K, 1, 1, 2, 3)),
+        ], [1, 1, 1, 1], [LOADER_REGISTERS, LOADER_REGISTERS, LOADER_REGISTERS, LOADER_REGISTERS])  # fmt: skip
+    else:
+        gl.warp_specialize([
+            (math_warpgroup,
+             (single_warpgroup_partition(BLOCK_SIZE_N, 8), output, w_scale_ptr, w_scale_stride, ring, work, never,
+              SCALE_BLOCK, SPLIT_K, BATCH)),
+            (producer_warp, (x, w, None, 0, bare, work, BLOCK_SIZE_N, SPLIT_K)),
+            (init_share_warp, (ring, BLOCK_SIZE_N, SPLIT_K, 2, 1, 0, 1)),
+            (scale_producer_warps,
+             (scales, scale_row_stride, scale_stride, ring, work, BLOCK_SIZE_N, FOURS, SPLIT_K)),
+        ], [1, 1, 2], [LOADER_REGISTERS, LOADER_REGISTERS, LOADER_REGISTERS])  # fmt: skip
+
+
+@gluon.jit
+def blockscale_warp_specialised(
+    x, w, out, scales, w_scale_ptr, parts_ptr, counters_ptr,
+    M, N, blocks, programs, group_m, whole, splits, w_scale_stride, scale_stride, scale_row_stride,
+    BLOCK_SIZE_M: gl.constexpr, BLOCK_SIZE_N: gl.constexpr, BLOCK_SIZE_K: gl.constexpr, STAGES: gl.constexpr,
+    SPLIT_K: gl.constexpr, REGISTERS: gl.constexpr, LOADER_REGISTERS: gl.constexpr, SCALE_BLOCK: gl.constexpr,
+    BATCH: gl.constexpr, READING: gl.constexpr, WARPGROUPS: gl.constexpr,
+):  # fmt: skip
+    """out = (x * x_scale) @ (w * w_scale)^T; x, w and out are tensor descriptors.
+
+    SPLIT_K: as in dense_kernel.dense_warp_specialised. BATCH: for tiles in parts with two products, the K blocks after
+    which nothing is in flight. READING: the load mode of x's scales; scale_stride is between K blocks, scale_row_stride
+    between rows. `copied`: by TMA, M-major; `scales` is a descriptor of them as one row. `fours` and `strided`: by two
+    warps (scales.scale_producer_warps); `scales` is a pointer. WARPGROUPS: those that multiply, two, or one for tiles
+    of 64 rows.
+    """
+    COLUMNS: gl.constexpr = BLOCK_SIZE_N * BLOCK_SIZE_M // (64 * WARPGROUPS)
+    FLAT: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=1)
+    x_ring, w_ring = allocate_rings(x, w, BLOCK_SIZE_M, BLOCK_SIZE_N, BLOCK_SIZE_K, COLUMNS, STAGES)
+    scale_ring = gl.allocate_shared_memory(gl.float32, [STAGES, BLOCK_SIZE_M], FLAT)
+    stage = gl.allocate_shared_memory(out.dtype, [WARPGROUPS, 64, out.block_type.shape[1]], out.layout)
+    COPIED: gl.constexpr = READING == "copied"
+    FOURS: gl.constexpr = READING == "fours"
+    full, empty, ready = allocate_barriers(STAGES, 3 if COPIED else 1)
+    ring = Ring(x_ring, w_ring, scale_ring, stage, full, empty, ready)
+    tiles_m = gl.cdiv(M, BLOCK_SIZE_M)
+    tiles_n = gl.cdiv(N, BLOCK_SIZE_N)
+    work = TileSchedule(parts_ptr, counters_ptr, M, N, tiles_m, tiles_n, blocks, programs, group_m, whole, splits)
+    never = M < 0
+    if WARPGROUPS == 1:
+        run_one_warpgroup(
+            x, w, out, scales, w_scale_ptr, w_scale_stride, scale_stride, scale_row_stride, ring, work, never,
+            BLOCK_SIZE_N, SPLIT_K, LOADER_REGISTERS, SCALE_BLOCK, BATCH, COPIED, FOURS,
+        )  # fmt: skip
+    else:
+        run_two_warpgroups(
+            x, w, out, scales, w_scale_ptr, w_scale_stride, scale_stride, scale_row_stride, ring, work, never,
+            BLOCK_SIZE_M, BLOCK_SIZE_N, COLUMNS, SPLIT_K, REGISTERS, LOADER_REGISTERS, SCALE_BLOCK, BATCH, COPIED,
+            FOURS,
+        )  # fmt: skip
