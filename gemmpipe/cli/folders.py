@@ -42,6 +42,14 @@ class ConfigFolders:
         """The file of an option."""
         return next(path for root in self._search_roots("conf") if (path := root / group / f"{name}.yaml").is_file())
 
+    def option_of_part(self, group: str, part: str) -> str | None:
+        """The option whose file has this key, such as `engine_pairs` for backend `vllm_pair`; None if none has it."""
+        for option in self.options.get(group, ()):
+            tree = yaml.safe_load(read_text(self.option_file(group, option)))
+            if isinstance(tree, dict) and part in tree:
+                return option
+        return None
+
     def _search_roots(self, folder: str) -> tuple[Path, ...]:
         return (shipped(folder),) if self.config_dir is None else (shipped(folder), self.config_dir)
 

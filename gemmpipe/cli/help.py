@@ -127,7 +127,7 @@ def topic_help(topic: str, folders: ConfigFolders) -> str:
         start = len(f"  {group}=") + 23
         return "\n".join(_to_fit(f"  {group}={name:<22} {text}", " " * start) for name, text in texts.items())
     if name not in folders.options[group]:
-        name = OPTIONS.get(group, {}).get(name, name)
+        name = OPTIONS.get(group, {}).get(name) or folders.option_of_part(group, name) or name
     if name not in folders.options[group]:
         raise UserError(f"--help {topic}: no option '{name}'{suggest_or_list(name, folders.options[group])}")
     return "\n".join(_option_files(group, name, folders))

@@ -8,6 +8,7 @@ from hydra.errors import HydraException, MissingConfigException, OverrideParseEx
 from omegaconf.errors import OmegaConfBaseException
 
 from gemmpipe.cli.errors import terminal_line
+from gemmpipe.cli.folders import ConfigFolders
 from gemmpipe.cli.overrides import is_text_or_list, override_key
 from gemmpipe.core.errors import UserError, suggest_or_list
 
@@ -53,6 +54,8 @@ def _non_name_override(overrides: Sequence[str], options: Mapping[str, Sequence[
 def _no_option(group: str, name: str, options: Mapping[str, Sequence[str]]) -> str:
     if group == "device" and name.lower() in _GPUS:
         return f"no option '{name}'; expected device=cuda (NVIDIA), device=hip (AMD), or auto, the default"
+    if group == "backend" and (option := ConfigFolders(config_dir=None).option_of_part(group, name)):
+        return f"no option '{name}'; it is a part of {group}={option}"
     return f"no option '{name}'{suggest_or_list(name, options[group], f'gemmpipe --help {group}')}"
 
 

@@ -283,14 +283,12 @@ def math_warpgroup(
 
 @gluon.jit
 def run_two_warpgroups(
-    x, w, out, scales, w_scale_ptr, w_scale_stride, scale_stride, scale_row_stride, ring, work, never,
+    x, w, output, scales, w_scale_ptr, w_scale_stride, scale_stride, scale_row_stride, ring, bare, work, never,
     BLOCK_SIZE_M: gl.constexpr, BLOCK_SIZE_N: gl.constexpr, COLUMNS: gl.constexpr, SPLIT_K: gl.constexpr,
     REGISTERS: gl.constexpr, LOADER_REGISTERS: gl.constexpr, SCALE_BLOCK: gl.constexpr, BATCH: gl.constexpr,
     COPIED: gl.constexpr, FOURS: gl.constexpr,
 ):  # fmt: skip
-    """All warps, with two math warpgroups."""
-    output = EpilogueOperands(out, None, None, None)
-    bare = Ring(ring.x, ring.w, None, ring.stage, ring.full, ring.empty, ring.ready)  # the scales have other loaders
+    """All warps, with two math warpgroups. bare: the ring for a loader that does not copy scales."""
     if COPIED:
         gl.warp_specialize([
             (math_warpgroup,
@@ -322,13 +320,11 @@ def run_two_warpgroups(
 
 @gluon.jit
 def run_one_warpgroup(
-    x, w, out, scales, w_scale_ptr, w_scale_stride, scale_stride, scale_row_stride, ring, work, never,
+    x, w, output, scales, w_scale_ptr, w_scale_stride, scale_stride, scale_row_stride, ring, bare, work, never,
     BLOCK_SIZE_N: gl.constexpr, SPLIT_K: gl.constexpr, LOADER_REGISTERS: gl.constexpr, SCALE_BLOCK: gl.constexpr,
     BATCH: gl.constexpr, COPIED: gl.constexpr, FOURS: gl.constexpr,
 ):  # fmt: skip
-    """All warps, with one math warpgroup, which has the registers that the others leave."""
-    output = EpilogueOperands(out, None, None, None)
-    bare = Ring(ring.x, ring.w, None, ring.stage, ring.full, ring.empty, ring.ready)  # the scales have other loaders
+    """All warps, with one math warpgroup, which has the registers that the others leave. bare: as above."""
     if COPIED:
         gl.warp_specialize([
             (math_warpgroup,
@@ -376,18 +372,20 @@ def blockscale_warp_specialised(
     FOURS: gl.constexpr = READING == "fours"
     full, empty, ready = allocate_barriers(STAGES, 3 if COPIED else 1)
     ring = Ring(x_ring, w_ring, scale_ring, stage, full, empty, ready)
+    bare = Ring(x_ring, w_ring, None, stage, full, empty, ready)
     tiles_m = gl.cdiv(M, BLOCK_SIZE_M)
     tiles_n = gl.cdiv(N, BLOCK_SIZE_N)
     work = TileSchedule(parts_ptr, counters_ptr, M, N, tiles_m, tiles_n, blocks, programs, group_m, whole, splits)
+    output = EpilogueOperands(out, None, None, None)
     never = M < 0
     if WARPGROUPS == 1:
         run_one_warpgroup(
-            x, w, out, scales, w_scale_ptr, w_scale_stride, scale_stride, scale_row_stride, ring, work, never,
+            x, w, output, scales, w_scale_ptr, w_scale_stride, scale_stride, scale_row_stride, ring, bare, work, never,
             BLOCK_SIZE_N, SPLIT_K, LOADER_REGISTERS, SCALE_BLOCK, BATCH, COPIED, FOURS,
         )  # fmt: skip
     else:
         run_two_warpgroups(
-            x, w, out, scales, w_scale_ptr, w_scale_stride, scale_stride, scale_row_stride, ring, work, never,
+            x, w, output, scales, w_scale_ptr, w_scale_stride, scale_stride, scale_row_stride, ring, bare, work, never,
             BLOCK_SIZE_M, BLOCK_SIZE_N, COLUMNS, SPLIT_K, REGISTERS, LOADER_REGISTERS, SCALE_BLOCK, BATCH, COPIED,
             FOURS,
         )  # fmt: skip

@@ -79,6 +79,7 @@ def test_runs_in_one_second_have_folders_of_their_own(plans: list[Plan]) -> None
         (["kernel=relu2", "backend=[triton,eager]"], "kernel: no option 'relu2'; known: a16w16, a16w16_atomic"),
         (["backend=[triton,eager]", "kernel=relu2"], "backend: no option 'eager'; did you mean 'peers'?"),
         (["backend=[trito]"], "backend: no option 'trito'; did you mean 'triton'?"),
+        (["backend=[vllm_pair]"], "backend: no option 'vllm_pair'; it is a part of backend=engine_pairs"),
         (["shapes=lama70b"], "shapes: no option 'lama70b'; did you mean 'llama70b'?"),
         (["stages.screen.kep=3"], "stages.screen.kep: no such key; did you mean 'keep'?"),
         (["stages={screen:{kep:3}}"], "stages.screen.kep: no such key; did you mean 'keep'?"),

@@ -98,17 +98,6 @@ TILES = [
 ]
 
 
-@pytest.mark.parametrize("knobs", TILES, ids=lambda k: "-".join(str(v) for v in list(k.values())[1:]))
-@pytest.mark.parametrize("m", [1, 3, 5, 64, 100, 127, 4096])
-@pytest.mark.parametrize(("n", "k"), [(1280, 8192), (1320, 1040), (520, 128), (2112, 7168)])
-def test_warp_specialised(device: Device, m: int, n: int, k: int, knobs: Mapping[str, Scalar]) -> None:
-    """K blocks: 64 in fours; nine, the last of them partial; one; 56."""
-    if device.gfx != "sm_90":
-        pytest.skip("Hopper's kernel")
-    case = made("a8w8_blockscale", device, m, n, k)
-    check(kernel_of(case, "gluon"), knobs, device, case)
-
-
 ONE_WARPGROUP = [
     *[
         gluon(64, n, stages, ONE_WARPGROUP=True)
@@ -122,10 +111,13 @@ ONE_WARPGROUP = [
 ]
 
 
-@pytest.mark.parametrize("knobs", ONE_WARPGROUP, ids=lambda k: "-".join(str(v) for v in list(k.values())[1:]))
+@pytest.mark.parametrize(
+    "knobs", [*TILES, *ONE_WARPGROUP], ids=lambda k: "-".join(str(v) for v in list(k.values())[1:])
+)
 @pytest.mark.parametrize("m", [1, 3, 5, 64, 100, 127, 4096])
 @pytest.mark.parametrize(("n", "k"), [(1280, 8192), (1320, 1040), (520, 128), (2112, 7168)])
-def test_one_warpgroup(device: Device, m: int, n: int, k: int, knobs: Mapping[str, Scalar]) -> None:
+def test_warp_specialised(device: Device, m: int, n: int, k: int, knobs: Mapping[str, Scalar]) -> None:
+    """K blocks: 64 in fours; nine, the last of them partial; one; 56."""
     if device.gfx != "sm_90":
         pytest.skip("Hopper's kernel")
     case = made("a8w8_blockscale", device, m, n, k)
