@@ -27,7 +27,7 @@ _CACHE_SPEED = 2.0  # bytes of the last-level cache per byte of memory, in the s
 _LOOP_SLOWDOWN = 1.48  # peak rate over that of a tiled kernel's K loop; only ratios of rates order candidates
 _LATENCY_S = 1.0e-6  # of one K step that is not overlapped
 _START_S = 2.0e-6
-_WARPS = 8  # with a tile's accumulators where no knob sets it: two math warpgroups (warp_specialised)
+_WARPS = 4  # of a math warpgroup (warp_specialised), where no knob sets the warps with a tile's accumulators
 _INITIAL_SIZE = 64  # rows and columns of new arrays
 
 
@@ -59,7 +59,9 @@ class FeatureEncoder:
             )
             self._knob_columns[row_index, list(row)] = list(row.values())
             knobs = candidate.knobs
-            self._raw[row_index] = [_number(knobs.get(name)) for name in _RAW_KNOBS]
+            groups = 1 if knobs.get("ONE_WARPGROUP") else 2
+            warps = {"num_warps": _WARPS * groups}
+            self._raw[row_index] = [_number({**warps, **knobs}.get(name)) for name in _RAW_KNOBS]
         return row_index
 
     def _set_column(self, row: dict[int, float], name: str, value: Scalar) -> None:
@@ -157,7 +159,7 @@ def _fact_values(facts: BuildFacts) -> list[float]:
 def _analytic_features(spec: GemmSpec, device: Device, knob_columns: Array, raw: Array, known: Array) -> FeatureMatrix:
     """The analytic model of a tiled product: waves of blocks, K steps bound by flops, bytes or latency."""
     m_tile, n_tile, k_tile, splits, warps, stages, swapped = (raw[:, i] for i in range(len(_RAW_KNOBS)))
-    splits, warps, stages = (np.where(np.isnan(a), b, a) for a, b in ((splits, 1), (warps, _WARPS), (stages, 3)))
+    splits, stages = (np.where(np.isnan(a), b, a) for a, b in ((splits, 1), (stages, 3)))
     units, item = max(1, device.cu_num), _BYTES.get(spec.w_dtype, 1)
     roofline = roofline_or_reference(device.gfx, device.name)
     flops_per_s = roofline.flops_8_per_s / _LOOP_SLOWDOWN  # of operands of one byte

@@ -1,4 +1,4 @@
-"""The block-scaled product on Hopper, warp-specialised: a loader warp fills a ring, two warpgroups multiply.
+"""The block-scaled product on Hopper, warp-specialised: a loader warp fills a ring, two warpgroups multiply, or one.
 
 The CUDA cores scale one K block while the matrix instructions of the next run, into a second temporary accumulator;
 with registers for one accumulator alone, while those of the other warpgroup run (pingpong). Programs are persistent.
@@ -257,7 +257,7 @@ def math_warpgroup(
     wg, output, w_scale_ptr, w_scale_stride, ring, work, never,
     SCALE_BLOCK: gl.constexpr, SPLIT_K: gl.constexpr, BATCH: gl.constexpr,
 ):  # fmt: skip
-    """A math warpgroup: 64 rows of a 128-row tile, or half of the columns of a 64-row tile."""
+    """A math warpgroup: 64 rows of a 128-row tile; of 64 rows half of the columns, or all if it is the only one."""
     TURNS: gl.constexpr = uses_pingpong(wg.COLUMNS)
     slot = 0
     phase = 0

@@ -33,7 +33,7 @@ def _single_knobs(columns: int, slots: int, **further: int) -> Knobs:
 
 
 @IN_PARTS
-@pytest.mark.parametrize("reading", ["copied", "fours"])
+@pytest.mark.parametrize("reading", ["copied", "fours", "strided"])
 @pytest.mark.parametrize(
     "knobs",
     few(
@@ -48,7 +48,7 @@ def _single_knobs(columns: int, slots: int, **further: int) -> Knobs:
     ids=lambda knobs: "-".join(str(value) for value in list(knobs.values())[1:]),
 )
 def test_one_warpgroup_compiles_within_the_registers(knobs: Knobs, reading: str) -> None:
-    kernel, spec = _kernel("a8w8_blockscale", 64)
+    kernel, spec = _kernel("a8w8_blockscale", 63 if reading == "strided" else 64)
     knobs = kernel.normalise(spec, knobs, SM_90)
     assert kernel.unsupported_reason(spec, knobs, SM_90) is None
     (build,) = (build for build in kernel.builds(spec, knobs, SM_90) if ("READING", reading) in build.constants)
@@ -62,12 +62,24 @@ def test_one_warpgroup_compiles_within_the_registers(knobs: Knobs, reading: str)
     assert ("@p trap" in ptx) == (part_columns(knobs) != knobs["BLOCK_SIZE_N"])
 
 
+@IN_PARTS
+@pytest.mark.parametrize("knobs", [_single_knobs(96, 7), {**_single_knobs(192, 5), "ONE_WARPGROUP": False}], ids=str)
+def test_the_ring_is_checked_before_its_slots_are_released_to_the_loader(knobs: Knobs) -> None:
+    """The check writes where the loader's first copy arrives."""
+    kernel, spec = _kernel("a8w8_blockscale", 64)
+    for build in kernel.builds(spec, kernel.normalise(spec, knobs, SM_90), SM_90):
+        _, *later = compile_kernel(build, SM_90).asm["ptx"].split("@p trap")
+        assert len(later) == 1
+        assert 0 < later[0].find("mbarrier.init") < later[0].find("mbarrier.arrive")
+
+
 @pytest.mark.parametrize(
     ("name", "knobs", "why"),
     [
         ("a8w8_blockscale", _single_knobs(256, 4), "256 columns per warpgroup of a 64x256 tile, 16 to 128 fit"),
         ("a8w8_blockscale", _single_knobs(112, 6), "112 columns per warpgroup of a 64x112 tile, 16 to 96 fit"),
         ("a8w8_blockscale", _single_knobs(96, 4, CTAS_PER_SM=2), "96 columns per warpgroup, 64 fit the registers"),
+        ("a8w8_blockscale", {**_single_knobs(64, 6), "BLOCK_SIZE_M": 128}, "a tile of 128 rows"),
         ("a8w8_blockscale_bpreshuffle", _single_knobs(64, 6), "ONE_WARPGROUP: only for row-major weights"),
     ],
 )

@@ -233,6 +233,8 @@ def hopper_tile_violation(spec: GemmSpec, knobs: Knobs, device: Device, widest: 
     waves = bool(widest.two_waves) and m == 4 * WARPGROUP_M
     if not (waves or m in (WARPGROUP_M, 2 * WARPGROUP_M)) or int_knob(knobs, "BLOCK_SIZE_K") * size != SLOT_ROW_BYTES:
         return f"tile: {m} rows, BLOCK_SIZE_K={knobs['BLOCK_SIZE_K']}; two warpgroups share 64 or 128 of 128 bytes"
+    if math_warpgroups(knobs) == 1 and m != WARPGROUP_M:
+        return f"{ONE_WARPGROUP}: a tile of {m} rows, one warpgroup multiplies {WARPGROUP_M}"
     if in_waves(knobs) and int_knob(knobs, "NUM_KSPLIT") > 1:
         return f"tile: {m} rows or {OWN_PACE}, which are not split along K"
     if waves and spec.m < m:

@@ -1,4 +1,4 @@
-"""TMA pipeline of Hopper's warp-specialised kernels: a loader warp fills a ring of slots, two warpgroups empty them.
+"""TMA pipeline of Hopper's warp-specialised kernels: a loader warp fills a ring of slots, math warpgroups empty them.
 
 Written in Gluon, which has no interpreter.
 """
@@ -17,12 +17,12 @@ from gemmpipe.templates.hopper.tile_scheduler import tile_coord, work_tile_count
 
 
 class Ring(NamedTuple):
-    """A program's shared memory: slots that the loader fills and both math warpgroups empty, and their barriers.
+    """A program's shared memory: slots that the loader fills and all math warpgroups empty, and their barriers.
 
     x [slots, BLOCK_SIZE_M, BLOCK_SIZE_K]; w [slots, BLOCK_SIZE_N, BLOCK_SIZE_K], or several buffers per slot of the
     same total size (see allocate_w_ring, wgmma_any_n.allocate_rings); scales of x's rows [slots, BLOCK_SIZE_M], or
     panels [panels, BLOCK_SIZE_M, 4] (scale_panels.py), with further places before them or not, or None. A warpgroup's
-    tiles are stored through stage [2, 64, columns], or None. full, empty, ready: allocate_barriers.
+    tiles are stored through stage [warpgroups, 64, columns], or None. full, empty, ready: allocate_barriers.
     """
 
     x: gl.shared_memory_descriptor

@@ -8,7 +8,7 @@ interpreter.
 
 The protocol, for each use of a slot (one K block of one work tile):
 
-1. Both warpgroups arrive on `empty` when they have read the slot (count 2; in own_pace.py each warp does, 8). The
+1. All math warpgroups arrive on `empty` when they have read the slot (count 2, or 1 for one; in own_pace.py 8). The
    loader warp and the two warps here each wait for that phase on their own; waiting changes nothing.
 2. The loader arrives on `full` by its `expect`, and TMA counts bytes of x and w. The two warps write the slot's scales,
    synchronise with each other, and one of their threads arrives on `full`. Its count is 2: one arrival of each in every

@@ -174,11 +174,12 @@ def init_share_warp(
 ):  # fmt: skip
     """pipeline.barrier_init_warp for every SHARES-th slot from SHARE on; the loader waits for all of these warps.
 
-    The last of them checks the rings' address afterwards, for tiles in parts.
+    The last of them, with the fewest slots, first checks the rings' address, for tiles in parts: later the loader's
+    copies may be under way to where the check writes.
     """
-    init_slot_barriers(ring, FILLERS, WARPGROUPS, SHARE, SHARES)
     if SHARE == SHARES - 1 and accumulator_parts(COLUMNS) > 1:
         _check_ring_address(ring.w)
+    init_slot_barriers(ring, FILLERS, WARPGROUPS, SHARE, SHARES)
     cluster_arrive(SPLIT_K)
 
 
