@@ -263,7 +263,8 @@ def test_splits_of_such_a_tile_compile_within_the_registers(
     *others, build = kernel.builds(spec, knobs, SM_90)
     facts = compile_build(build, SM_90)
     assert facts.spills is not None
-    assert facts.spills <= (2 if name == "a8w8_blockscale" and columns == 96 else 0)
+    # Triton 3.9; 3.6 none.
+    assert facts.spills <= (8 if name == "a8w8_blockscale" and columns == 96 else 0)
     for other in others:  # registers of the scale warps reduce those of the math warpgroups
         assert (compile_build(other, SM_90).spills or 0) <= 16
 

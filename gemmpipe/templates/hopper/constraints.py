@@ -278,7 +278,7 @@ def _columns_violation(spec: GemmSpec, m: int, n: int, columns: int, widest: Max
             return f"tile: {m}x{n}, not a power of two; this kernel has no other tiles for the layout of this weight"
         if columns % 16 or spec.x_dtype not in ANY_N_DTYPES:
             return f"tile: {m}x{n} for {spec.x_dtype}, no power of two and no multiple of 16 columns per warpgroup"
-        # These spill nothing with triton 3.6 and 3.9, but for block-scaled splits of 96 columns: two registers (3.9).
+        # These spill nothing with triton 3.6 and 3.9, but for block-scaled splits of 96 columns (3.9).
         most = widest.parts
     else:
         # Triton has no warpgroup instruction of int8 with 256 columns (3.6 and 3.9).
