@@ -298,6 +298,7 @@ def run_two_warpgroups(
              (warpgroup_partition(1, BLOCK_SIZE_M, BLOCK_SIZE_N, 8), output, w_scale_ptr, w_scale_stride, ring, work,
               never, SCALE_BLOCK, SPLIT_K, BATCH)),
             (producer_warp, (x, w, scales, scale_stride, ring, work, BLOCK_SIZE_N, SPLIT_K)),
+            # One role fills a slot, two warpgroups empty it; each of three warps initialises a third.
             (init_share_warp, (ring, COLUMNS, SPLIT_K, 1, 2, 0, 3)),
             (init_share_warp, (ring, COLUMNS, SPLIT_K, 1, 2, 1, 3)),
             (init_share_warp, (ring, COLUMNS, SPLIT_K, 1, 2, 2, 3)),
@@ -312,7 +313,7 @@ def run_two_warpgroups(
              (warpgroup_partition(1, BLOCK_SIZE_M, BLOCK_SIZE_N, 8), output, w_scale_ptr, w_scale_stride, ring, work,
               never, SCALE_BLOCK, SPLIT_K, BATCH)),
             (producer_warp, (x, w, None, 0, bare, work, BLOCK_SIZE_N, SPLIT_K)),
-            (init_share_warp, (ring, COLUMNS, SPLIT_K, 2, 2, 0, 1)),
+            (init_share_warp, (ring, COLUMNS, SPLIT_K, 2, 2, 0, 1)),  # two roles fill a slot; one warp initialises all
             (scale_producer_warps,
              (scales, scale_row_stride, scale_stride, ring, work, BLOCK_SIZE_N, FOURS, SPLIT_K)),
         ], [4, 1, 1, 2], [REGISTERS, LOADER_REGISTERS, LOADER_REGISTERS, LOADER_REGISTERS])  # fmt: skip
@@ -324,7 +325,7 @@ def run_one_warpgroup(
     BLOCK_SIZE_N: gl.constexpr, SPLIT_K: gl.constexpr, LOADER_REGISTERS: gl.constexpr, SCALE_BLOCK: gl.constexpr,
     BATCH: gl.constexpr, COPIED: gl.constexpr, FOURS: gl.constexpr,
 ):  # fmt: skip
-    """All warps, with one math warpgroup, which has the registers that the others leave. bare: as above."""
+    """All warps, with one math warpgroup, which has the registers that the others leave; see run_two_warpgroups."""
     if COPIED:
         gl.warp_specialize([
             (math_warpgroup,
