@@ -198,9 +198,9 @@ class BlockscaleWarpSpecialised(WarpSpecialised):
         """Constant strides, rows of w per scale, K blocks per batch, the load mode, and further knobs'."""
         strides = {name: 1 for name in _STRIDE_ARGUMENTS[STRIDED] if name not in _STRIDE_ARGUMENTS[self.reading]}
         sizes = {"N": spec.n, "blocks": ceil_div(spec.k, SCALE_BLOCK)} if knobs.get(CONSTANT_NK) else {}
-        common = {**strides, "SCALE_BLOCK": SCALE_BLOCK}
+        common = {**strides, "SCALE_BLOCK": SCALE_BLOCK, "BUFFERS": stage_buffers(knobs)}
         if in_waves(knobs):
-            return {**common, "READING": self.reading, "BUFFERS": stage_buffers(knobs), **sizes}
+            return {**common, "READING": self.reading, **sizes}
         batch, groups = _batch(spec, knobs, self.reading), math_warpgroups(knobs)
         return {**common, "BATCH": batch, "READING": self.reading, "WARPGROUPS": groups, **sizes}
 

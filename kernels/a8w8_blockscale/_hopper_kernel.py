@@ -263,7 +263,6 @@ def math_warpgroup(
     phase = 0
     d0 = gl.zeros([64, wg.WIDTH], gl.float32, wg.LAYOUT)
     d1 = gl.zeros([64, wg.WIDTH], gl.float32, wg.LAYOUT)
-    stage = ring.stage.index(wg.GROUP)
     x_at, w_at = matrix_descriptors(ring, wg)
     mbarrier.wait(ring.ready, 0)
     gdc_wait()
@@ -275,7 +274,7 @@ def math_warpgroup(
             ring, wg, x_at, w_at, slot, phase, d0, d1, w_scale_ptr, w_scale_stride, work, coord, never,
             SCALE_BLOCK, BATCH,
         )  # fmt: skip
-        store_accumulators(sums, wg, output, stage, work, work_id, coord, SPLIT_K, "none")
+        store_accumulators(sums, wg, output, ring.stage, work, work_id, coord, SPLIT_K, "none")
     if TURNS:
         pingpong_end(wg.GROUP)
     tma.store_wait(0)
@@ -354,7 +353,7 @@ def blockscale_warp_specialised(
     M, N, blocks, programs, group_m, whole, splits, w_scale_stride, scale_stride, scale_row_stride,
     BLOCK_SIZE_M: gl.constexpr, BLOCK_SIZE_N: gl.constexpr, BLOCK_SIZE_K: gl.constexpr, STAGES: gl.constexpr,
     SPLIT_K: gl.constexpr, REGISTERS: gl.constexpr, LOADER_REGISTERS: gl.constexpr, SCALE_BLOCK: gl.constexpr,
-    BATCH: gl.constexpr, READING: gl.constexpr, WARPGROUPS: gl.constexpr,
+    BUFFERS: gl.constexpr, BATCH: gl.constexpr, READING: gl.constexpr, WARPGROUPS: gl.constexpr,
 ):  # fmt: skip
     """out = (x * x_scale) @ (w * w_scale)^T; x, w and out are tensor descriptors.
 
@@ -368,7 +367,7 @@ def blockscale_warp_specialised(
     FLAT: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=1)
     x_ring, w_ring = allocate_rings(x, w, BLOCK_SIZE_M, BLOCK_SIZE_N, BLOCK_SIZE_K, COLUMNS, STAGES)
     scale_ring = gl.allocate_shared_memory(gl.float32, [STAGES, BLOCK_SIZE_M], FLAT)
-    stage = gl.allocate_shared_memory(out.dtype, [WARPGROUPS, 64, out.block_type.shape[1]], out.layout)
+    stage = gl.allocate_shared_memory(out.dtype, [WARPGROUPS * BUFFERS, 64, out.block_type.shape[1]], out.layout)
     COPIED: gl.constexpr = READING == "copied"
     FOURS: gl.constexpr = READING == "fours"
     full, empty, ready = allocate_barriers(STAGES, 3 if COPIED else 1)

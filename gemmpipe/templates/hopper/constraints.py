@@ -170,22 +170,30 @@ def x_box_rows(spec: GemmSpec, block_m: int) -> int:
 
 
 def hopper_shared_bytes(knobs: Knobs) -> int:
-    """Shared memory of a program: the ring, and the columns staged for the output, 16 bits per element."""
+    """Shared memory of a program: the ring, and the columns staged for the output, 16 bits per element.
+
+    At most: the dense kernel has a single buffer for them (see stage_buffers).
+    """
     rows = math_warpgroups(knobs) * WARPGROUP_M
     return _ring_bytes(knobs) + 2 * rows * epilogue_columns(knobs) * stage_buffers(knobs)
 
 
 def stage_buffers(knobs: Knobs) -> int:
-    """Buffers of a warpgroup for `epilogue_columns`: with waves as many as the ring leaves room for.
+    """Buffers of a warpgroup for `epilogue_columns`: for a tile in parts as many as the ring leaves room for.
 
-    A divisor of a tile's parts, so that every tile begins with the buffer that has been copied out of longest ago.
+    With waves a divisor of the parts, so that every tile begins with the buffer that has been copied out of longest
+    ago. Otherwise the fewest with which the parts are staged in as few rounds. Splits of K are staged part by part.
     """
-    if not in_waves(knobs):
-        return 1
     columns = part_columns(knobs)
-    parts = ceil_div(int_knob(knobs, "BLOCK_SIZE_M"), 2 * WARPGROUP_M) * warpgroup_columns(knobs) // columns
-    room = (_MAX_SHARED_BYTES - _ring_bytes(knobs)) // (2 * 2 * WARPGROUP_M * columns)
-    return max((each for each in range(1, parts + 1) if parts % each == 0 and each <= room), default=1)
+    if in_waves(knobs):
+        parts = ceil_div(int_knob(knobs, "BLOCK_SIZE_M"), 2 * WARPGROUP_M) * warpgroup_columns(knobs) // columns
+    else:
+        parts = warpgroup_columns(knobs) // columns if int_knob(knobs, "NUM_KSPLIT") == 1 else 1
+    limit = (_MAX_SHARED_BYTES + 1024) // ctas_per_sm(knobs) - 1024
+    room = (limit - _ring_bytes(knobs)) // (2 * math_warpgroups(knobs) * WARPGROUP_M * columns)
+    if in_waves(knobs):
+        return max((each for each in range(1, parts + 1) if parts % each == 0 and each <= room), default=1)
+    return ceil_div(parts, ceil_div(parts, max(1, min(parts, room))))
 
 
 def _ring_bytes(knobs: Knobs) -> int:

@@ -107,7 +107,6 @@ def math_warpgroup(wg, output, ring, work, SPLIT_K: gl.constexpr, SCALES: gl.con
     SUM: gl.constexpr = gl.int32 if ring.x.dtype == gl.int8 else gl.float32
     slot = 0
     phase = 0
-    stage = ring.stage.index(wg.GROUP)
     x_at, w_at = matrix_descriptors(ring, wg)
     mbarrier.wait(ring.ready, 0)
     gdc_wait()
@@ -120,7 +119,7 @@ def math_warpgroup(wg, output, ring, work, SPLIT_K: gl.constexpr, SCALES: gl.con
             sums = (acc,)
         else:
             slot, phase, sums = mma_any_n_work_tile(ring, wg, x_at, w_at, slot, phase, sums, blocks)
-        store_accumulators(sums, wg, output, stage, work, work_id, coord, SPLIT_K, SCALES)
+        store_accumulators(sums, wg, output, ring.stage, work, work_id, coord, SPLIT_K, SCALES)
     tma.store_wait(0)
 
 

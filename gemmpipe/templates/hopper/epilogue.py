@@ -136,17 +136,42 @@ class EpilogueOperands(NamedTuple):
 
 @gluon.jit
 def store_accumulators(sums, wg, output, stage, work, work_id, coord, SPLIT_K: gl.constexpr, SCALES: gl.constexpr):
-    """Store a warpgroup's sums of a work tile through `stage`, for split-K once those of all splits are added up."""
+    """Store a warpgroup's sums of a work tile, for split-K once those of all splits are added up.
+
+    `stage` has equally many buffers for every warpgroup.
+    """
+    BUFFERS: gl.constexpr = stage.shape[0] // warpgroups(wg)
+    first = stage.index(wg.GROUP * BUFFERS)
     if SPLIT_K == "cluster" or (SPLIT_K == "last" and work_id >= work.whole):
         if wg.PARTS == 1:
-            reduce_split_k(sums[0].to(gl.float32), wg, output, stage, work, coord, SPLIT_K, SCALES)
+            reduce_split_k(sums[0].to(gl.float32), wg, output, first, work, coord, SPLIT_K, SCALES)
         else:
-            reduce_split_k_parts(sums, wg, output, stage, work, coord, SPLIT_K, SCALES)
-    else:
+            reduce_split_k_parts(sums, wg, output, first, work, coord, SPLIT_K, SCALES)
+    elif BUFFERS == 1:
         for j in gl.static_range(wg.PARTS):
             here = coord.column + j * wg.WIDTH
             part = apply_epilogue(sums[j].to(gl.float32), output, work, coord.row, here, wg.LAYOUT, SCALES)
-            store_tile(part, output.out, stage, coord.row, here)
+            store_tile(part, output.out, first, coord.row, here)
+    else:
+        for begin in gl.static_range(0, wg.PARTS, BUFFERS):
+            store_parts(sums, wg, output, stage, work, coord, begin, BUFFERS, SCALES)
+
+
+@gluon.jit
+def store_parts(
+    sums, wg, output, stage, work, coord, BEGIN: gl.constexpr, BUFFERS: gl.constexpr, SCALES: gl.constexpr
+):
+    """Stage a warpgroup's parts from BEGIN on, as many as it has buffers, then copy them all to memory."""
+    COUNT: gl.constexpr = wg.PARTS - BEGIN if wg.PARTS - BEGIN < BUFFERS else BUFFERS
+    tma.store_wait(0)  # the last copies out of these buffers have read them
+    for i in gl.static_range(COUNT):
+        here = coord.column + (BEGIN + i) * wg.WIDTH
+        part = apply_epilogue(sums[BEGIN + i].to(gl.float32), output, work, coord.row, here, wg.LAYOUT, SCALES)
+        stage.index(wg.GROUP * BUFFERS + i).store(part.to(stage.dtype))
+    fence_async_shared()
+    for i in gl.static_range(COUNT):
+        here = coord.column + (BEGIN + i) * wg.WIDTH
+        tma_store(output.out, [coord.row, here], stage.index(wg.GROUP * BUFFERS + i))
 
 
 @gluon.jit
