@@ -406,6 +406,43 @@ def test_waves_of_a_tile_compile_within_the_registers(tile: list[Any], blocks: i
 
 
 @pytest.mark.parametrize(
+    ("m", "n", "stages", "more", "buffers"),
+    [
+        (128, 96, 7, {}, 3),  # all three parts
+        (128, 80, 7, {}, 5),
+        (128, 80, 8, {}, 3),  # room for three of five: two rounds
+        (128, 192, 5, {}, 1),  # no room
+        (128, 128, 5, {}, 1),  # one part
+        (128, 96, 7, {"NUM_KSPLIT": 2}, 1),  # splits are staged part by part
+        (64, 96, 7, {"ONE_WARPGROUP": True}, 3),
+        (64, 48, 12, {"ONE_WARPGROUP": True, "CTAS_PER_SM": 1}, 3),
+        (64, 48, 7, {"ONE_WARPGROUP": True, "CTAS_PER_SM": 2}, 3),  # in half of the memory
+    ],
+)
+def test_parts_of_a_tile_are_staged_together_where_there_is_room(
+    m: int, n: int, stages: int, more: Knobs, buffers: int
+) -> None:
+    knobs = {"BLOCK_SIZE_M": m, "BLOCK_SIZE_N": n, "num_stages": stages, "NUM_KSPLIT": 1, **more}
+    assert stage_buffers(knobs) == buffers
+    assert hopper_shared_bytes(knobs) <= (SM_90.shared_bytes + 1024) // int(str(more.get("CTAS_PER_SM", 1))) - 1024
+
+
+@IN_PARTS
+@pytest.mark.parametrize("columns", [80, 96])
+def test_every_part_of_a_tile_is_copied_once(columns: int) -> None:
+    kernel, spec = _kernel("a8w8_blockscale", 512)
+    knobs = kernel.normalise(spec, _wave_knobs(128, columns, 7, False), SM_90)
+    for build in kernel.builds(spec, knobs, SM_90):
+        assert ("BUFFERS", stage_buffers(knobs)) in build.constants
+        facts, ptx = compile_build(build, SM_90), compile_kernel(build, SM_90).asm["ptx"]
+        assert facts.shared_bytes is not None
+        assert facts.shared_bytes <= hopper_shared_bytes(knobs)
+        assert facts.spills == 0
+        copies = re.findall(r"cp\.async\.bulk\.tensor\.2d\.global\.shared", ptx)
+        assert len(copies) == 2 * columns // (columns & -columns)
+
+
+@pytest.mark.parametrize(
     ("name", "m", "knobs", "why"),
     [
         ("a8w8_blockscale", 255, _wave_knobs(256, 128, 4, False), "no copy of x is partial"),

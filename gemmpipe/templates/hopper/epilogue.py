@@ -158,9 +158,7 @@ def store_accumulators(sums, wg, output, stage, work, work_id, coord, SPLIT_K: g
 
 
 @gluon.jit
-def store_parts(
-    sums, wg, output, stage, work, coord, BEGIN: gl.constexpr, BUFFERS: gl.constexpr, SCALES: gl.constexpr
-):
+def store_parts(sums, wg, output, stage, work, coord, BEGIN: gl.constexpr, BUFFERS: gl.constexpr, SCALES: gl.constexpr):
     """Stage a warpgroup's parts from BEGIN on, as many as it has buffers, then copy them all to memory."""
     COUNT: gl.constexpr = wg.PARTS - BEGIN if wg.PARTS - BEGIN < BUFFERS else BUFFERS
     tma.store_wait(0)  # the last copies out of these buffers have read them
