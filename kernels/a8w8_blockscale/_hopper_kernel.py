@@ -357,11 +357,11 @@ def blockscale_warp_specialised(
 ):  # fmt: skip
     """out = (x * x_scale) @ (w * w_scale)^T; x, w and out are tensor descriptors.
 
-    SPLIT_K: as in dense_kernel.dense_warp_specialised. BATCH: for tiles in parts with two products, the K blocks after
-    which nothing is in flight. READING: the load mode of x's scales; scale_stride is between K blocks, scale_row_stride
-    between rows. `copied`: by TMA, M-major; `scales` is a descriptor of them as one row. `fours` and `strided`: by two
-    warps (scales.scale_producer_warps); `scales` is a pointer. WARPGROUPS: those that multiply, two, or one for tiles
-    of 64 rows.
+    SPLIT_K: as in dense_kernel.dense_warp_specialised. BUFFERS: constraints.stage_buffers. BATCH: for
+    tiles in parts with two products, the K blocks after which nothing is in flight. READING: the load mode of x's
+    scales; scale_stride is between K blocks, scale_row_stride between rows. `copied`: by TMA, M-major; `scales` is a
+    descriptor of them as one row. `fours` and `strided`: by two warps (scales.scale_producer_warps); `scales` is a
+    pointer. WARPGROUPS: those that multiply, two, or one for tiles of 64 rows.
     """
     COLUMNS: gl.constexpr = BLOCK_SIZE_N * BLOCK_SIZE_M // (64 * WARPGROUPS)
     FLAT: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=1)

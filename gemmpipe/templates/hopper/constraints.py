@@ -182,7 +182,7 @@ def stage_buffers(knobs: Knobs) -> int:
     """Buffers of a warpgroup for `epilogue_columns`: for a tile in parts as many as the ring leaves room for.
 
     With waves a divisor of the parts, so that every tile begins with the buffer that has been copied out of longest
-    ago. Otherwise the fewest with which the parts are staged in as few rounds. Splits of K are staged part by part.
+    ago. Otherwise the fewest that need no more rounds than all that fit; one with splits of K, staged part by part.
     """
     columns = part_columns(knobs)
     if in_waves(knobs):
