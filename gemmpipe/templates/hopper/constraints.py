@@ -184,16 +184,16 @@ def stage_buffers(knobs: Knobs) -> int:
     With waves a divisor of the parts, so that every tile begins with the buffer that has been copied out of longest
     ago. Otherwise the fewest that need no more rounds than all that fit; one with splits of K, staged part by part.
     """
+    if int_knob(knobs, "NUM_KSPLIT") > 1:
+        return 1
     columns = part_columns(knobs)
-    if in_waves(knobs):
-        parts = ceil_div(int_knob(knobs, "BLOCK_SIZE_M"), 2 * WARPGROUP_M) * warpgroup_columns(knobs) // columns
-    else:
-        parts = warpgroup_columns(knobs) // columns if int_knob(knobs, "NUM_KSPLIT") == 1 else 1
+    parts = ceil_div(int_knob(knobs, "BLOCK_SIZE_M"), 2 * WARPGROUP_M) * warpgroup_columns(knobs) // columns
     limit = (_MAX_SHARED_BYTES + 1024) // ctas_per_sm(knobs) - 1024
-    room = (limit - _ring_bytes(knobs)) // (2 * math_warpgroups(knobs) * WARPGROUP_M * columns)
+    room = max(1, (limit - _ring_bytes(knobs)) // (2 * math_warpgroups(knobs) * WARPGROUP_M * columns))
     if in_waves(knobs):
-        return max((each for each in range(1, parts + 1) if parts % each == 0 and each <= room), default=1)
-    return ceil_div(parts, ceil_div(parts, max(1, min(parts, room))))
+        return max(each for each in range(1, parts + 1) if parts % each == 0 and each <= room)
+    rounds = ceil_div(parts, room)
+    return ceil_div(parts, rounds)
 
 
 def _ring_bytes(knobs: Knobs) -> int:
