@@ -13,6 +13,7 @@ from gemmpipe.core.errors import NotComputed, UserError, quoted_repr, shortened,
 from gemmpipe.core.files import is_formula, is_number
 from gemmpipe.family import Family, KernelDefaults, KeyColumn, load_family, shipped_families
 from gemmpipe.family.dtypes import FP4, native_fp8
+from gemmpipe.family.routing import ROUTING, impossible_reason
 
 T = TypeVar("T")
 
@@ -208,7 +209,7 @@ def make_problem(
     """The problem of these key values; missing values come from the kernel's options (`defaults`), then the family.
 
     Raises UserError for a missing column or an invalid value, NotComputed for a product that the family does not
-    have; both messages begin with `where` (`file:row`).
+    have; both messages begin with `where` (`file:row`), or with `kernel.key.*` for a condition that was given there.
     """
     fallback: Mapping[str, Scalar] | None = None
     key: list[tuple[str, Scalar]] = []
@@ -227,8 +228,32 @@ def make_problem(
     try:
         family.spec(problem)
     except UserError as error:
+        name, _, reason = str(error).partition(": ")
+        if any(column.name == name for column in family.key_columns if column.condition):
+            raise UserError(f"{_place(name, values, defaults, where)}: {reason}") from None
         raise NotComputed(f"{where}: {error}") from None
     return problem
+
+
+def _place(column: str, values: Mapping[str, object], defaults: KernelDefaults, where: str) -> str:
+    """Where the value of a column is from: `kernel.key.routing`, or the source's `file:row: column routing`."""
+    option = is_missing(values.get(column)) and not is_missing(defaults.key.get(column))
+    return f"kernel.key.{column}" if option else f"{where}: column {column}"
+
+
+def check_routing(
+    family: Family, problem: Problem, values: Mapping[str, object], defaults: KernelDefaults, where: str
+) -> None:
+    """Raises UserError for a profile of loads that the experts of a new problem cannot have.
+
+    Rows of tables are not checked: a time that was measured under such a profile is that of the rows that were made.
+    """
+    experts = family.spec(problem).experts
+    if experts is None or experts.routing is None:
+        return
+    if reason := impossible_reason(experts.routing, experts.count, experts.topk):
+        place = _place(ROUTING, values, defaults, where)
+        raise UserError(f"{place}: {quoted_repr(experts.routing)} {reason}")
 
 
 def _open_columns(

@@ -16,7 +16,10 @@ from gemmpipe.core.files import is_number
 if TYPE_CHECKING:
     import torch
 
-POPULARITY = {"uniform": 0.0, "skewed": 0.75, "very_skewed": 1.5}
+ROUTING = "routing"
+"""The key column of a family with experts."""
+UNIFORM = "uniform"
+POPULARITY = {UNIFORM: 0.0, "skewed": 0.75, "very_skewed": 1.5}
 """Standard deviation of the experts' popularity in a named routing, relative to that of a row's own preference."""
 USUAL_POPULARITY = 0.25
 """That of a key without a routing. With 8 of 128 experts per row the busiest expert gets 2.7 times the mean and the
@@ -25,6 +28,8 @@ ONE_HOT = "one_hot"
 """One expert has a part of every row, the others as usual."""
 ROUTINGS = (*POPULARITY, ONE_HOT)
 _MAX_LOADS = 64
+_ROUNDING = 1.1
+"""The most by which the two digits of a captured profile can raise its greatest load relative to the mean."""
 
 
 def parse_routing(text: str) -> str | tuple[float, ...]:
@@ -70,6 +75,37 @@ def loads_of(profile: Sequence[float], experts: int) -> list[float]:
         found.append(profile[max(after - 1, 0)] ** (1 - share) * profile[after] ** share)
     mean = sum(found) / experts
     return [load / mean for load in found]
+
+
+def greatest_load(profile: Sequence[float], experts: int) -> float:
+    """The load of the busiest expert relative to the mean, at least: a profile has not all experts' loads.
+
+    Between the ranks of a profile of this many experts loads may be as great as that of the busier neighbour.
+    """
+    ranks = profile_ranks(experts)
+    if len(ranks) != len(profile):
+        return loads_of(profile, experts)[0]
+    ends = (*ranks[1:], experts)
+    return profile[0] * experts / sum(load * (end - rank) for load, rank, end in zip(profile, ranks, ends, strict=True))
+
+
+def impossible_reason(routing: str, experts: int, topk: int) -> str | None:
+    """Why no rows with `topk` different experts each have this routing, as a predicate; None if some have.
+
+    Raises UserError as `parse_routing`.
+    """
+    profile = parse_routing(routing)
+    if isinstance(profile, str):
+        return None
+    if list(profile) != sorted(profile, reverse=True):
+        return "increases, expected the busiest expert's load first"
+    greatest, most = greatest_load(profile, experts), experts / topk
+    if greatest <= most * _ROUNDING:
+        return None
+    return (
+        f"gives the busiest of {experts} experts {greatest:.3g} times the mean load, expected at most {most:.3g}: "
+        f"with topk {topk} every row then has it"
+    )
 
 
 def choose_experts(

@@ -21,7 +21,7 @@ from gemmpipe.core.data import Scalar
 from gemmpipe.family.layouts import as_matrix
 from gemmpipe.runtime.call_options import CallOptions, mixture_with_options, product_with_options
 from gemmpipe.runtime.moe import RoutedOperands, mixture
-from gemmpipe.runtime.operands import bytes_as, flag, operand_type_error
+from gemmpipe.runtime.operands import bytes_as, flag, not_a_tensor_error, operand_type_error
 from gemmpipe.runtime.product import product
 
 Config = Mapping[str, Scalar]
@@ -151,14 +151,15 @@ def linear_fp8(
 ) -> torch.Tensor:
     """x @ (w * w_scale)^T + bias [N] for bf16 or fp16 x and fp8 w; the result has x's type, as `out_dtype` or None.
 
-    w_scale is fp32 [ceil(N/128), ceil(K/128)], or of N elements as [N] or [N, 1]; a bias is for the latter only. x may
-    be quantised to fp8, with a scale per row and 128 elements along K or per row, or w converted to x's type: the
-    families linear_fp8_blockscale and linear_fp8_row tune which is faster.
+    w_scale is fp32 [ceil(N/128), ceil(K/128)], or of N elements as [N] or [N, 1]; with the former a bias is one more
+    kernel after the product. x may be quantised to fp8, with a scale per row and 128 elements along K or per row, or w
+    converted to x's type: the families linear_fp8_blockscale and linear_fp8_row tune which is faster.
     """
     try:
         by_row = w_scale.numel() == w.shape[0] and (w_scale.dim() == 1 or w_scale.shape[-1] == 1)
     except AttributeError:
-        raise operand_type_error("linear_fp8", x, w, None, w_scale, bias) from None
+        operands = {"x": x, "w": w, "w_scale": w_scale, "bias": bias}
+        raise not_a_tensor_error("linear_fp8", operands, optional=("bias",)) from None
     family = "linear_fp8_row" if by_row else "linear_fp8_blockscale"
     if y is not None or config is not None or dtype is not None:
         options = CallOptions(out_dtype=out_dtype, dtype=dtype, y=y, config=config)

@@ -19,7 +19,7 @@ from gemmpipe.family.layouts import ROW_MAJOR
 from gemmpipe.launch.build import load_build
 from gemmpipe.launch.launch import COUNTERS_PARAMETER, PARTS_PARAMETER, KernelImplementation, KernelLaunch
 from gemmpipe.launch.workspace import WORKSPACES, WorkspaceBuffers, stream_getter, stream_is_capturing, use_allocator
-from gemmpipe.runtime.copy_log import log_padded
+from gemmpipe.runtime.copy_log import log_added, log_padded
 from gemmpipe.runtime.launcher import GRAPH_WORKSPACES, BoundKernel, DescriptorCache, bind_launch, outside_graph_pools
 from gemmpipe.runtime.operands import (
     ALIGNMENT,
@@ -121,6 +121,19 @@ def padded_call(inner: GemmCall, spec: GemmSpec, rows: int) -> GemmCall:
         scale = x_scale if x_scale is None or not by_row else _pad_rows(x_scale, spec.m, rows, 1)
         out = inner(padded, w, scale, w_scale, bias)[: spec.m]
         return out.view(*x.shape[:-1], out.shape[-1])
+
+    return call
+
+
+def biased_call(inner: GemmCall) -> GemmCall:
+    """A call that adds the bias to the result of `inner`, a product whose kernels have no bias."""
+
+    def call(
+        x: torch.Tensor, w: torch.Tensor, x_scale: OptionalTensor, w_scale: OptionalTensor, bias: OptionalTensor
+    ) -> torch.Tensor:
+        assert bias is not None
+        log_added(bias)
+        return inner(x, w, x_scale, w_scale, None).add_(bias)
 
     return call
 

@@ -3,20 +3,18 @@
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cache
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.compiler import is_compiling
 
 from gemmpipe.core.errors import UserError, short_repr
-from gemmpipe.family import load_family
 from gemmpipe.runtime.copy_log import log_copied_output
 from gemmpipe.runtime.dispatch import Dispatch, RecordingDispatch, dispatch_of
 from gemmpipe.runtime.fixed_config import fixed_config_dispatch, frozen_config, output_dispatch
 from gemmpipe.runtime.moe import RoutedOperands, checked_key, record_mixture, run_mixture
 from gemmpipe.runtime.operands import ALIGNMENT, CallOperands, OptionalTensor, dtype_name, flag, operand_type_error
-from gemmpipe.runtime.product import autocast_operands, product
+from gemmpipe.runtime.product import autocast_operands, product, traceable_function_name
 
 ProductOperands = tuple[torch.Tensor, torch.Tensor, OptionalTensor, OptionalTensor, OptionalTensor]
 """x, w, x_scale, w_scale, bias."""
@@ -53,7 +51,7 @@ def product_with_options(family: str, operands: ProductOperands, options: CallOp
 
     Raises UserError for unknown knobs, an output that does not match the operands, and recorded gradients.
     """
-    name = _traceable_function_name(family)
+    name = traceable_function_name(family)
     x, w, x_scale, w_scale, bias = operands
     try:
         records_gradients = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in operands)
@@ -90,22 +88,6 @@ def product_with_options(family: str, operands: ProductOperands, options: CallOp
     return _run_into_output(family, options, lambda dispatch: _run(family, dispatch, given))
 
 
-@cache
-def function_name(family: str) -> str:
-    """The name of the family's function."""
-    return load_family(family.partition("+")[0]).entry_point
-
-
-def _traceable_function_name(family: str) -> str:
-    """As `function_name`; a constant for torch.compile, since finding a family reads folders."""
-    if is_compiling():
-        from gemmpipe.runtime.torch_ops import constant_function_name  # local import: it loads torch's compiler (2 s)
-
-        name: str = constant_function_name(family)
-        return name
-    return function_name(family)
-
-
 def _run(family: str, dispatch: Dispatch, given: CallOperands) -> torch.Tensor:
     def compute() -> torch.Tensor:
         return dispatch(given.x, given.w, given.x_scale, given.w_scale, given.bias, given.out_dtype)
@@ -116,7 +98,7 @@ def _run(family: str, dispatch: Dispatch, given: CallOperands) -> torch.Tensor:
 
 def mixture_with_options(family: str, given: RoutedOperands, options: CallOptions) -> torch.Tensor:
     """The experts' output [..., N] in x's type, into `y` if given, with `config` or the tuned configuration."""
-    name, key = _traceable_function_name(family), checked_key(family, given)
+    name, key = traceable_function_name(family), checked_key(family, given)
     if options.y is not None:
         _check_output(name, options.y, (*given.x.shape[:-1], given.w2.shape[1]), given.x.device)
         if options.y.dtype != given.x.dtype:
@@ -140,9 +122,7 @@ def _run_into_output(
     direct = y is not None and not shared and y.is_contiguous() and not y.data_ptr() & ALIGNMENT
     take = _TAKE if direct else None
     if config is not None:
-        dispatch: Dispatch = fixed_config_dispatch(
-            family, frozen_config(config, _traceable_function_name(family)), take
-        )
+        dispatch: Dispatch = fixed_config_dispatch(family, frozen_config(config, traceable_function_name(family)), take)
     else:
         dispatch = dispatch_of(family) if take is None else output_dispatch(family, take)
     if y is None:

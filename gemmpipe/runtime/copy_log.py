@@ -42,6 +42,14 @@ def log_padded(tensor: torch.Tensor, rows: int) -> None:
     _log_copy("x", tensor, "is padded to rows", str(rows))
 
 
+def log_added(bias: torch.Tensor) -> None:
+    """Report a bias that every call adds after the product, whose kernels have none."""
+    if LOG.is_first(("bias", "added", bias.shape)):
+        text = f"bias {_dtype_name(bias.dtype)} {list(bias.shape)} is added after the product: one more kernel per call"
+        LOG.warn("added bias", f"{text}; reported once, docs/reference/runtime.md lists the cost of operands")
+        LOG.log_step(text)
+
+
 def _log_copy(name: str, tensor: torch.Tensor, why: str, detail: str) -> None:
     """One warning per operand and reason; every shape in the log of GEMMPIPE_LOG_SELECTION."""
     if not LOG.is_first((name, why, detail, tensor.shape)):

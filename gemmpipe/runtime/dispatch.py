@@ -13,7 +13,15 @@ import torch
 from gemmpipe.core.data import Device, Problem
 from gemmpipe.core.errors import UserError, short_repr
 from gemmpipe.family import GemmSpec, load_family
-from gemmpipe.runtime.binding import GemmCall, NotCapturable, bind_kernel, generic_call, linear_call, padded_call
+from gemmpipe.runtime.binding import (
+    GemmCall,
+    NotCapturable,
+    biased_call,
+    bind_kernel,
+    generic_call,
+    linear_call,
+    padded_call,
+)
 from gemmpipe.runtime.cache import BindRequest, CallKey, KernelCache, device_by_index
 from gemmpipe.runtime.capture.recorder import Recorder, requested_recorder
 from gemmpipe.runtime.capture.watcher import capture_paused, current_module
@@ -150,6 +158,8 @@ class Dispatch(KernelCache):
 
     def _bind(self, selected: LookupResult, spec: GemmSpec, device: Device, given: CallOperands) -> GemmCall:
         runnable = selected.runnable
+        if given.bias is not None and not spec.bias:
+            return biased_call(self._bind(selected, spec, device, replace(given, bias=None)))
         if runnable.rows is not None:
             inner = generic_call(
                 runnable, replace(spec, m=runnable.rows), device, given.out_dtype, graph_pool=self.graph_pool
@@ -169,6 +179,8 @@ class Dispatch(KernelCache):
         call = generic_call(runnable, inner_spec, device, given.out_dtype, keep=False)
         if runnable.rows is not None:
             call = padded_call(call, spec, runnable.rows)
+        if given.bias is not None and not spec.bias:
+            call = biased_call(call)
         return call(given.x, given.w, given.x_scale, given.w_scale, given.bias)
 
 

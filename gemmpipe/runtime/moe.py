@@ -161,6 +161,8 @@ def check_routed(family: Family, given: RoutedOperands, spec: GemmSpec) -> None:
     if experts is None:
         raise UserError(f"{name}: a family without experts")
     check_device(name, given.x)
+    if error := _sizes_error(given):
+        raise UserError(f"{name}: {error}")
     routing = [*given.x.shape[:-1], experts.topk]
     expected: dict[str, list[list[int]]] = {
         "w1": [[experts.count, experts.w1_rows, spec.k]],
@@ -183,6 +185,30 @@ def check_routed(family: Family, given: RoutedOperands, spec: GemmSpec) -> None:
         raise UserError(f"{name}: w2 is {dtype_name(given.w2.dtype)}, expected {dtype_name(given.w.dtype)} as w1")
     if given.topk_ids.is_floating_point() or given.topk_ids.dtype == torch.bool:
         raise UserError(f"{name}: topk_ids is {dtype_name(given.topk_ids.dtype)}, expected int32")
+
+
+def _sizes_error(given: RoutedOperands) -> str | None:
+    """The error in the sizes of x, w1 [E, 2 * I or I, K] and w2 [E, K, I], for the one that contradicts both others.
+
+    Where w1 and w2 contradict each other alone, both are shown. None if there is none.
+    """
+    x, w1, w2 = (list(each.shape) for each in (given.x, given.w, given.w2))
+    experts, rows, k = w1
+    if w1[2] == w2[1] != x[-1]:
+        return f"x {x}, expected [..., {k}] for w1 {w1} and w2 {w2}"
+    paired = rows in (w2[2], 2 * w2[2])
+    if w2[1] != x[-1] == k:
+        transposed = sorted(w2[1:]) == sorted((k, rows // 2))
+        inner = w2[2] if paired and not transposed else rows // 2
+        return f"w2 {w2}, expected {[experts, k, inner]} for x {x} and w1 {w1}"
+    if k != x[-1] == w2[1]:
+        wide = rows if paired else 2 * w2[2]
+        return f"w1 {w1}, expected {[w2[0], wide, w2[1]]} for x {x} and w2 {w2}"
+    if experts != w2[0]:
+        return f"w1 {w1} and w2 {w2} disagree, expected one number of experts"
+    if paired:
+        return None
+    return f"w1 {w1} and w2 {w2} disagree, expected w2 {[experts, k, rows // 2]} or w1 {[experts, 2 * w2[2], k]}"
 
 
 def _scale_shapes(spec: GemmSpec, count: int, rows: int, columns: int) -> list[list[int]]:

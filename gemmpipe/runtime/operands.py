@@ -11,7 +11,7 @@ import torch
 from gemmpipe.core.data import Problem, Scalar
 from gemmpipe.core.errors import UserError, short_repr
 from gemmpipe.core.spec import COLUMN, scale_order
-from gemmpipe.family import Family, GemmSpec, Inputs, Scaling, Weights
+from gemmpipe.family import Family, GemmSpec, Inputs, Scaling, Weights, load_family, shipped_families
 from gemmpipe.family.dtypes import DTYPES_8BIT, DTYPES_16BIT, OUT_DTYPES, SCALE_ORDERS, X_SCALE_COLUMN
 from gemmpipe.runtime.copy_log import log_converted, log_copied
 
@@ -46,6 +46,14 @@ class KeyDiagnosis:
             t for t in (*DTYPES_16BIT, *DTYPES_8BIT) if self.spec({**_DEFAULT_OUT_DTYPE, "dtype": t, "q_dtype_w": t})
         ]
         return f"x and w are {w}, expected {or_list(known)}" if known else None
+
+    def mixed_products(self) -> list[GemmSpec]:
+        """The family's products for any operand and output types, if x and w have different types there; else none."""
+        types = [
+            {"dtype": w, "q_dtype_w": w, "outdtype": out} for w in (*DTYPES_16BIT, *DTYPES_8BIT) for out in OUT_DTYPES
+        ]
+        products = [spec for values in types if (spec := self.spec(values)) is not None]
+        return products if all(spec.x_dtype != spec.w_dtype for spec in products) else []
 
 
 def spec_or_error(family: Family, problem: Problem, diagnose: Callable[[KeyDiagnosis], str | None]) -> GemmSpec:
@@ -193,12 +201,30 @@ def with_order(problem: Problem, orders: Sequence[str]) -> Problem:
 def product_spec(family: Family, given: CallOperands, problem: Problem) -> GemmSpec:
     """The spec of these operands. Raises UserError for an operand that does not match it."""
     spec = spec_or_error(family, problem, lambda diagnosis: _operand_error(family, given, diagnosis))
+    if spec.x_dtype != spec.w_dtype and (error := _mixed_types_error(given, KeyDiagnosis(family, problem))):
+        raise UserError(f"{family.entry_point}: {error}")
     check_operands(family, given, spec)
     return spec
 
 
+def _mixed_types_error(given: CallOperands, diagnosis: KeyDiagnosis) -> str | None:
+    """The error in the types of a product whose x and w have different types; None if there is none."""
+    known = diagnosis.mixed_products()
+    for name, tensor, types in (
+        ("x", given.x, [spec.x_dtype for spec in known]),
+        ("w", given.w, [spec.w_dtype for spec in known]),
+    ):
+        if types and dtype_name(tensor.dtype) not in types:
+            return f"{name} is {dtype_name(tensor.dtype)}, expected {or_list(list(dict.fromkeys(types)))}"
+    x, out = dtype_name(given.x.dtype), dtype_name(given.out_dtype)
+    outs = list(dict.fromkeys(spec.out_dtype for spec in known if spec.x_dtype == x))
+    return f"out_dtype is {out}, expected {or_list(outs)} for x in {x}" if outs and out not in outs else None
+
+
 def _operand_error(family: Family, given: CallOperands, diagnosis: KeyDiagnosis) -> str | None:
     x, w, likely = dtype_name(given.x.dtype), dtype_name(given.w.dtype), diagnosis.likely_spec()
+    if mixed := _mixed_types_error(given, diagnosis):
+        return mixed
     if x != w:
         return f"x is {x} and w {w}, expected one type"
     if likely is not None:
@@ -219,8 +245,10 @@ def check_operands(family: Family, given: CallOperands, spec: GemmSpec) -> None:
     ):
         if scaling is None and scale is not None:
             raise UserError(f"{name}: {argument}: given, expected none for {spec.w_dtype} operands")
-        if scaling is not None:
-            _check_scale(f"{name}: {argument}", scale, scaling, (spec.batch, rows, spec.k))
+        if scaling is not None and not scale_fits(scale, scaling, (spec.batch, rows, spec.k)):
+            error = _scale_error(scale, scaling, (spec.batch, rows, spec.k))
+            others = _other_scales(family, given) if argument == "w_scale" and scale is not None else ""
+            raise UserError(f"{name}: {argument}: {error}{others}")
     if given.bias is not None and tuple(given.bias.shape) != (spec.n,):
         raise UserError(f"{name}: bias {list(given.bias.shape)}, expected [{spec.n}]")
     for argument, other in (
@@ -239,17 +267,50 @@ def check_device(name: str, x: torch.Tensor) -> None:
         raise UserError(f"{name}: x is on {x.device}, expected cpu, cuda or meta")
 
 
-def _check_scale(argument: str, scale: OptionalTensor, scaling: Scaling, sizes: tuple[int, int, int]) -> None:
-    if not scale_fits(scale, scaling, sizes):
-        expected = _scale_shape(scaling, sizes)
-        what = "none" if scale is None else f"{dtype_name(scale.dtype)} {list(scale.shape)}"
-        raise UserError(f"{argument}: {what}, expected {scaling.dtype} {list(expected)}")
+def _scale_error(scale: OptionalTensor, scaling: Scaling, sizes: tuple[int, int, int]) -> str:
+    """What is wrong with scales that do not fit (`scale_fits`), and what was expected."""
+    expected = list(_scale_shape(scaling, sizes))
+    if scale is None:
+        return f"none, expected {scaling.dtype} {expected}"
+    shape = list(scale.shape)
+    if _shape_fits(scale, scaling, sizes):
+        expected = shape
+    return f"{dtype_name(scale.dtype)} {shape}, expected {scaling.dtype} {expected}"
+
+
+def _other_scales(family: Family, given: CallOperands) -> str:
+    """The clause ", or [N] or [N, 1] by row" with the scales of w that the same function accepts for other families.
+
+    Empty without such families, and for scales that have the right shape.
+    """
+    found = []
+    for each in map(load_family, shipped_families()):
+        if each.entry_point != family.entry_point:
+            continue
+        try:
+            spec = each.spec(problem_of(each, given))
+        except UserError:
+            continue
+        if spec.w_scale is None or given.w_scale is None:
+            continue
+        sizes = (spec.batch, spec.n, spec.k)
+        if each.name == family.name:
+            if _shape_fits(given.w_scale, spec.w_scale, sizes):
+                return ""
+            continue
+        shape = list(_scale_shape(spec.w_scale, sizes))
+        found.append(f", or {shape[:1]} or {shape} by row" if spec.w_scale.granularity == "row" else f", or {shape}")
+    return "".join(found)
 
 
 def scale_fits(scale: OptionalTensor, scaling: Scaling, sizes: tuple[int, int, int]) -> bool:
     """True if these are the scales of one operand's (batch, rows, K)."""
     if scale is None or dtype_name(scale.dtype) not in (scaling.dtype, "uint8"):
         return False
+    return _shape_fits(scale, scaling, sizes)
+
+
+def _shape_fits(scale: torch.Tensor, scaling: Scaling, sizes: tuple[int, int, int]) -> bool:
     expected = _scale_shape(scaling, sizes)
     if scaling.granularity == "block" and scale.shape[-1:] != expected[-1:]:
         return False  # the same number of values transposed is wrong

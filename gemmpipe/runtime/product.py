@@ -4,6 +4,7 @@ Also the preparation of weights before their first call, and the release of prep
 """
 
 from collections.abc import Iterator, Mapping
+from functools import cache
 
 import torch
 from torch import is_autocast_enabled, is_grad_enabled
@@ -70,9 +71,10 @@ def product(
         out_dtype = x.dtype if x_scale is None else torch.bfloat16
     if records_gradients:
         if x_scale is not None or w_scale is not None:
-            raise UserError(f"{family}: {_NO_GRADIENTS}")
+            raise UserError(f"{traceable_function_name(family)}: {_NO_GRADIENTS}")
         if "+" in family:  # torch's own product would misread a weight in tiles
-            raise UserError(f"{family.replace('+', ' with ')}: {_NO_SHUFFLED_GRADIENTS}")
+            flag = family.partition("+")[2]
+            raise UserError(f"{traceable_function_name(family)} with {flag}: {_NO_SHUFFLED_GRADIENTS}")
         return _torch_product(family, x, w, bias, out_dtype)
     if is_compiling() or type(x) is FakeTensor:  # shape propagation has no memory to multiply
         from gemmpipe.runtime.torch_ops import register_operators  # local import: it loads torch's compiler (2 s)
@@ -82,6 +84,22 @@ def product(
         return out
     dispatch = EAGER.get(family) or dispatch_of(family)
     return dispatch(x, w, x_scale, w_scale, bias, out_dtype)
+
+
+@cache
+def function_name(family: str) -> str:
+    """The name of the family's function."""
+    return load_family(family.partition("+")[0]).entry_point
+
+
+def traceable_function_name(family: str) -> str:
+    """As `function_name`; a constant for torch.compile, since finding a family reads folders."""
+    if is_compiling():
+        from gemmpipe.runtime.torch_ops import constant_function_name  # local import: it loads torch's compiler (2 s)
+
+        name: str = constant_function_name(family)
+        return name
+    return function_name(family)
 
 
 def _requires_grad(tensor: OptionalTensor) -> bool:

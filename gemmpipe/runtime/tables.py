@@ -23,6 +23,7 @@ from gemmpipe.core.schema import DEVICE_COLUMNS
 from gemmpipe.family import Family, load_family, shipped_families
 from gemmpipe.family.dtypes import X_SCALE_COLUMN
 from gemmpipe.family.environment import given_tables, only_given_tables, table_variables, unused_variables
+from gemmpipe.family.routing import UNIFORM
 from gemmpipe.runtime.selection_log import LOG
 from gemmpipe.tables.file_names import is_table_file
 from gemmpipe.tables.merge import Row, RowKey, is_provisional, merge_rows, rows_by_key
@@ -190,8 +191,9 @@ def _rows_of(path: Path, origin: Path, family: Family) -> dict[RowKey, list[Tabl
 def _answers(rows: dict[RowKey, list[TableRow]], path: Path, family: Family) -> list[tuple[RowKey, list[TableRow]]]:
     """The rows of a file with the keys of the calls that they answer: without conditions, such as a routing.
 
-    Rows timed under a condition come before those without; if a file has rows of several conditions for a call, which
-    does not say its own, those without come first, and the log names the file once.
+    Rows timed under a condition come before those without. If a file has rows of several conditions for a call, which
+    does not say its own, those without come first, then those of the uniform routing, then the others in the order of
+    the file; the log names the file once.
     """
     # A row's key begins with gfx and cu_num.
     places = {i: column.name for i, column in enumerate(family.key_columns, 2) if column.condition}
@@ -200,23 +202,28 @@ def _answers(rows: dict[RowKey, list[TableRow]], path: Path, family: Family) -> 
     by_call: dict[RowKey, list[RowKey]] = {}
     for key in rows:
         by_call.setdefault(tuple(None if i in places else v for i, v in enumerate(key)), []).append(key)
-    several = {call for call, keys in by_call.items() if sum(key != call for key in keys) > 1}
+    several = []
+    for call, keys in by_call.items():
+        one_condition = sum(key != call for key in keys) < 2
+        ranks = (1, 0, 0) if one_condition else (0, 1, 2)
+        keys.sort(key=lambda key: ranks[_condition_kind(key, places)])
+        if not one_condition:
+            several.append(keys[0])
     if several:
-        first = next(call for call in by_call if call in several)
-        used = first if first in rows else by_call[first][0]
         _LOG.warning(
-            "gemmpipe: %d keys of %s have rows of several values of %s; calls use the row %s (%s)",
-            len(several),
-            path,
+            "gemmpipe: %s rows of several values of %s; calls use the row %s (%s)",
+            _keys_have(len(several), path),
             ", ".join(places.values()),
-            "without one" if used == first else "that comes first",
-            _key_text(used, family),
+            ("without one", f"of {UNIFORM}", "that comes first")[_condition_kind(several[0], places)],
+            _key_text(several[0], family),
         )
-    return [
-        (call, rows[key])
-        for call, keys in by_call.items()
-        for key in sorted(keys, key=lambda each: (each == call) != (call in several))
-    ]
+    return [(call, rows[key]) for call, keys in by_call.items() for key in keys]
+
+
+def _condition_kind(key: RowKey, places: Iterable[int]) -> int:
+    """0 for a key without conditions, 1 for the uniform routing alone, 2 for any other."""
+    given = {key[place] for place in places} - {None}
+    return 0 if not given else 1 if given == {UNIFORM} else 2
 
 
 def _warn_of_conflicts(
@@ -235,12 +242,15 @@ def _warn_of_conflicts(
     if first:
         others = sorted({str(other) for other in first.values()} - {str(path)}) or [str(path)]
         _LOG.warning(
-            "gemmpipe: %d keys of %s have other choices in %s, which has precedence (%s)",
-            len(first),
-            path,
+            "gemmpipe: %s other choices in %s, which has precedence (%s)",
+            _keys_have(len(first), path),
             ", ".join(others),
             _key_text(next(iter(first)), family),
         )
+
+
+def _keys_have(count: int, path: Path) -> str:
+    return f"{count} keys of {path} have" if count != 1 else f"1 key of {path} has"
 
 
 def _is_provisional(row: Row) -> bool:

@@ -5,11 +5,11 @@ from functools import cache
 
 import torch
 
-from gemmpipe.runtime.call_options import function_name
 from gemmpipe.runtime.dispatch import dispatch_of
 from gemmpipe.runtime.fixed_config import frozen_config, graph_config_dispatch
 from gemmpipe.runtime.moe import RoutedOperands, checked_key, mixture, run_mixture
 from gemmpipe.runtime.operands import OptionalTensor
+from gemmpipe.runtime.product import function_name
 
 _PRODUCT_SCHEMA = (
     "product(str family, Tensor x, Tensor w, Tensor? x_scale, Tensor? w_scale, Tensor? bias, "

@@ -12,7 +12,7 @@ from gemmpipe.core.schema import DEVICE_COLUMNS
 from gemmpipe.engines.launch import ServerArguments
 from gemmpipe.family import Family, GemmSpec, KernelDefaults, load_family, shipped_families
 from gemmpipe.family.layouts import ROW_MAJOR
-from gemmpipe.family.problem import locate_key_columns, make_problem, parse_dtype
+from gemmpipe.family.problem import check_routing, locate_key_columns, make_problem, parse_dtype
 from gemmpipe.sources.products import UNSUPPORTED
 from gemmpipe.tables.file_names import family_of_file_name
 
@@ -158,6 +158,7 @@ def families_of_row(cells: Mapping[str, str], gfx: str) -> list[str]:
             values = {column: row[index] for column, index in columns.items()}
             problem = make_problem(family, values, _NO_DEFAULTS, gfx, "row")
             check_formats(row, foreign_formats(header, family), header, family, problem, "row")
+            check_routing(family, problem, values, _NO_DEFAULTS, "row")
         except UserError:
             continue
         found.append(name)

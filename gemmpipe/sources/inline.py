@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from gemmpipe.core.data import Problem
 from gemmpipe.core.errors import UserError, quoted_repr, suggest_or_list
 from gemmpipe.family import Family, KernelDefaults
-from gemmpipe.family.problem import families_hint, make_problem, merge_duplicates, parse_weight
+from gemmpipe.family.problem import check_routing, families_hint, make_problem, merge_duplicates, parse_weight
 from gemmpipe.sources import Source
 from gemmpipe.sources.model.source import batch_sizes
 
@@ -70,7 +70,9 @@ def _problem(values: dict[str, object], family: Family, defaults: KernelDefaults
         number = parse_weight(weight)
     except UserError as error:
         raise UserError(f"{where}: weight: {error}") from None
-    return make_problem(family, values, defaults, gfx, where, weight=number, layer=str(layer))
+    problem = make_problem(family, values, defaults, gfx, where, weight=number, layer=str(layer))
+    check_routing(family, problem, values, defaults, where)
+    return problem
 
 
 def _expanded(item: object, family: Family, where: str) -> Iterator[dict[str, object]]:

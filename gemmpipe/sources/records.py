@@ -17,7 +17,7 @@ from gemmpipe.core.files import named_files, read_cells
 from gemmpipe.engines.server_log import log_lines
 from gemmpipe.family import Family, KernelDefaults, load_family, shipped_families
 from gemmpipe.family.dtypes import DTYPES_16BIT, FP8_DTYPES
-from gemmpipe.family.problem import make_problem, merge_duplicates
+from gemmpipe.family.problem import check_routing, make_problem, merge_duplicates
 from gemmpipe.sources import Source
 from gemmpipe.sources.model.source import batch_sizes
 from gemmpipe.sources.products import UNSUPPORTED
@@ -107,12 +107,14 @@ class RecordSource(Source):
             column.name: values[name] for column in family.key_columns for name in column.aliases if name in values
         }
         values = {**named, **values}
-        if family.rows_column in values:
-            return [make_problem(family, values, defaults, gfx, each.where, each.count)]
-        return [
+        sizes = (values[family.rows_column],) if family.rows_column in values else self.sizes()
+        made = [
             make_problem(family, {**values, family.rows_column: m}, defaults, gfx, each.where, each.count)
-            for m in self.sizes()
+            for m in sizes
         ]
+        for problem in made[:1]:
+            check_routing(family, problem, values, defaults, each.where)
+        return made
 
 
 _KINDS = ("Gemm", "GemmAndBias", "GemmStridedBatched", "ScaledGemm")

@@ -11,7 +11,8 @@ from gemmpipe.core.data import Problem
 from gemmpipe.core.errors import NotComputed, UserError
 from gemmpipe.core.files import named_files, read_cells
 from gemmpipe.family import Family, KernelDefaults
-from gemmpipe.family.problem import locate_key_columns, make_problem, merge_duplicates, parse_weight
+from gemmpipe.family.problem import check_routing, locate_key_columns, make_problem, merge_duplicates, parse_weight
+from gemmpipe.family.routing import ROUTING
 from gemmpipe.sources import (
     Source,
     check_family,
@@ -23,7 +24,7 @@ from gemmpipe.sources import (
     foreign_formats,
     foreign_sizes,
 )
-from gemmpipe.sources.routing_counts import SIZES, profiles
+from gemmpipe.sources.routing_counts import SIZES, profiles, routing_file
 
 _WEIGHTS = ("weight", "count")
 _MAX_NAMED = 3
@@ -45,6 +46,9 @@ class CsvShapes(Source):
 
     _refused: list[tuple[UserError, "_Row"]] = field(default_factory=list, init=False, repr=False, compare=False)
     _other_families: Counter[str] = field(default_factory=Counter, init=False, repr=False, compare=False)
+    _captured: dict[tuple[str, tuple[int, ...]], str] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     def problems(self, family: Family, defaults: KernelDefaults, gfx: str) -> list[Problem]:
         """Each problem once, weights summed. Raises UserError: `file:row`, column, what was expected."""
@@ -52,6 +56,7 @@ class CsvShapes(Source):
         files = named_files("shapes.path", self.path)
         self._refused.clear()
         self._other_families.clear()
+        self._captured.clear()
         found = [problem for path in files for problem in self._read(path, wanted, family, defaults, gfx)]
         if not found and self._refused:
             error, row = self._refused[0]
@@ -67,19 +72,36 @@ class CsvShapes(Source):
         refused = f"{count} row{'s' * (count != 1)}, the first: {self._refused[0][0]}" if count else ""
         return "; ".join(part for part in (_count_text(self._other_families), refused) if part)
 
+    def assumed(self, gfx: str) -> str:
+        """The captured routings of the problems: their file, and the busiest expert's load of each."""
+        busiest = list(dict.fromkeys(self._captured.values()))
+        if not busiest:
+            return ""
+        more = ", ..." if len(busiest) > _MAX_NAMED else ""
+        loads = f"{', '.join(busiest[:_MAX_NAMED])}{more}"
+        files = ", ".join(dict.fromkeys(name for name, _ in self._captured))
+        return f"routing as captured ({files}): {loads}; kernel.key.routing= sets another"
+
     def _read(self, path: Path, wanted: str, family: Family, defaults: KernelDefaults, gfx: str) -> Iterator[Problem]:
-        routed = any(column.condition for column in family.key_columns) and not defaults.key.get("routing")
+        routed = any(column.condition for column in family.key_columns) and not defaults.key.get(ROUTING)
         captured = profiles(path) if routed else {}
         for row in _rows(path, wanted, family, self._other_families):
             values = row.values
-            if captured and not values.get("routing"):
+            if captured and not values.get(ROUTING):
                 sizes = tuple(int(values[name]) for name in SIZES if values.get(name, "").isdigit())
-                values = {**values, "routing": captured.get(sizes, "")}
+                profile = captured.get(sizes, "")
+                values = {**values, ROUTING: profile}
+                if profile:
+                    load = f"busiest of {values['expert']} experts {profile.partition('/')[0]} times the mean"
+                    self._captured[routing_file(path).name, sizes] = load
             try:
                 problem = make_problem(family, values, defaults, gfx, row.where, weight=row.weight, layer=row.layer)
                 row.check(problem)
+                check_routing(family, problem, values, defaults, row.where)
                 yield problem
             except UserError as error:
+                if str(error).startswith("kernel.key."):  # of no row
+                    raise
                 if not (self.skip_bad_rows or isinstance(error, NotComputed)):
                     raise UserError(f"{error}{_other_kernels(row, gfx)}") from None
                 self._refused.append((error, row))

@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gemmpipe.core.errors import UserError
+from gemmpipe.core.errors import NotComputed, UserError
 from gemmpipe.family import Family, KernelDefaults, KeyColumn, load_family
 from gemmpipe.family.problem import (
+    check_routing,
     locate_key_columns,
     make_problem,
     merge_duplicates,
@@ -141,3 +142,20 @@ def test_the_order_of_scales_is_an_option_of_the_kernel_or_a_cell() -> None:
     assert "x_scale" not in both.id, "older journals and tables have this problem id"
     with pytest.raises(UserError, match="column x_scale: 'rows', expected one of row, column; did you mean 'row'"):
         make_problem(family, {**sizes, "x_scale": "rows"}, defaults, "sm_90", "list")
+
+
+def test_a_wrong_condition_names_where_it_was_given() -> None:
+    family, sizes = load_family("fmoe"), {"token": 4, "model_dim": 64, "inter_dim": 32, "expert": 8, "topk": 2}
+    defaults = KernelDefaults(dtype=None, out_dtype=None, bias=None, key={"routing": "unifrom"})
+    expected = r"'unifrom', expected one of uniform, .*; did you mean 'uniform'\?$"
+    with pytest.raises(UserError, match=rf"^kernel\.key\.routing: {expected}"):
+        make_problem(family, sizes, defaults, "sm_90", "list")
+    with pytest.raises(UserError, match=rf"^list: column routing: {expected}") as error:
+        make_problem(family, {**sizes, "routing": "unifrom"}, replace(defaults, key={}), "sm_90", "list")
+    assert not isinstance(error.value, NotComputed), "a source must not leave the row out"
+    impossible = replace(defaults, key={"routing": "8/0"})
+    problem = make_problem(family, sizes, impossible, "sm_90", "a row of an old table")
+    with pytest.raises(UserError, match=r"^kernel\.key\.routing: '8/0' gives the busiest of 8 experts 8 times"):
+        check_routing(family, problem, sizes, impossible, "list")
+    with pytest.raises(UserError, match=r"^list: column routing: '8/0' gives"):
+        check_routing(family, problem, {**sizes, "routing": "8/0"}, impossible, "list")

@@ -14,6 +14,8 @@ from gemmpipe.family.routing import (
     ROUTINGS,
     choose_experts,
     expected_experts,
+    greatest_load,
+    impossible_reason,
     loads_of,
     parse_routing,
     profile_of,
@@ -96,6 +98,45 @@ def test_a_profile_fits_other_numbers_of_experts() -> None:
 def test_what_is_no_routing(text: str) -> None:
     with pytest.raises(UserError, match=r"expected one of uniform, .*3\.1/1\.2"):
         parse_routing(text)
+
+
+@pytest.mark.parametrize(
+    ("routing", "experts", "topk", "reason"),
+    [
+        (
+            "8/0",
+            8,
+            2,
+            "gives the busiest of 8 experts 8 times the mean load, expected at most 4: with topk 2",
+        ),
+        ("5/3/0/0/0/0/0/0", 8, 2, "gives the busiest of 8 experts 5 times the mean load, expected at most 4"),
+        ("1.5/0.5", 2, 2, "gives the busiest of 2 experts 1.5 times the mean load, expected at most 1"),
+        ("0.4/1/3", 8, 2, "increases, expected the busiest expert's load first"),
+        ("4/4/0/0/0/0/0/0", 8, 2, None),
+        ("4/1/1", 8, 2, None),
+        ("1/1", 8, 8, None),
+        ("6/4/2.5/1.2/0.6/0.3/0.1", 128, 8, None),
+        *((name, 2, 2, None) for name in ROUTINGS),
+    ],
+)
+def test_what_no_rows_have(routing: str, experts: int, topk: int, reason: str | None) -> None:
+    found = impossible_reason(routing, experts, topk)
+    assert found is None if reason is None else str(found).startswith(reason)
+
+
+@pytest.mark.parametrize(("experts", "topk"), [(2, 1), (8, 2), (8, 8), (21, 20), (128, 4), (128, 3), (512, 10)])
+def test_a_captured_profile_is_possible(experts: int, topk: int) -> None:
+    """Also that of a few experts with a part of every row, between the ranks of the profile."""
+    for routing in (None, *ROUTINGS):
+        for rows in (1, 3, 64):
+            profile = profile_of([counted(rows, experts, topk, routing)])
+            assert profile is not None
+            assert impossible_reason(profile, experts, topk) is None, profile
+    full = profile_of([[100] * topk + [0] * (experts - topk)])
+    assert full is not None
+    assert impossible_reason(full, experts, topk) is None
+    loads = [float(load) for load in full.split("/")]
+    assert greatest_load(loads, experts) <= 1.05 * experts / topk
 
 
 def test_a_key_has_a_routing() -> None:

@@ -20,7 +20,7 @@ from gemmpipe.core.device import arch_device
 from gemmpipe.family import KernelDefaults, load_family
 from gemmpipe.family.problem import make_problem
 from gemmpipe.family.reference import error_ratio
-from gemmpipe.runtime import gemm_a8w8_blockscale
+from gemmpipe.runtime import gemm_a8w8_blockscale, linear_fp8
 from gemmpipe.tune import benchmark_config, tune_and_save_configs, tune_kernel
 
 SPACE = [
@@ -101,6 +101,20 @@ def the_documents_script(folder: str) -> dict:
     return {"best": best in SPACE, "unfit": benchmark_config(unfit, truth), "found": found}
 
 
+def bias_by_blocks() -> list[float]:
+    """The errors of own kernels of a linear layer with scales by blocks and a bias, which these kernels do not have."""
+    family = load_family("linear_fp8_blockscale")
+    defaults = KernelDefaults(dtype=None, out_dtype=None, bias=None)
+    spec = family.spec(make_problem(family, {"M": 5, "N": 64, "K": 256}, defaults, H200.gfx, "case"))
+    generator = torch.Generator().manual_seed(3)
+    weights, inputs = family.make_weights(spec, generator), family.make_inputs(spec, generator)
+    bias = 50 * torch.randn(64, generator=generator).bfloat16()
+    expected = family.reference(spec, inputs, weights) + bias.float()
+    configs = [{**SPACE[0], **more} for more in ({}, {"kernel_type": "fused"}, {"kernel_type": "weight_only"})]
+    found = [linear_fp8(inputs.x, weights.w, weights.w_scale, bias, config=config) for config in configs]
+    return [error_ratio(out, expected, *family.tolerance(spec)) for out in found]
+
+
 if __name__ == "__main__":
     for patched in on_an_h200():
         patched.start()
@@ -108,4 +122,4 @@ if __name__ == "__main__":
         folder, *names = sys.argv[1:]
         for name in names:
             print(json.dumps(every_family(name)), flush=True)
-        print(json.dumps(the_documents_script(folder)))
+        print(json.dumps({**the_documents_script(folder), "biased": bias_by_blocks()}))

@@ -76,6 +76,13 @@ def test_a_tuning_script_drives_our_kernels_as_it_is_written(interpreted: Interp
     assert written == found["found"]
 
 
+@old_numpy
+def test_a_bias_is_not_lost_in_kernels_that_have_none(interpreted: Interpreted) -> None:
+    _, (*_, found) = interpreted
+    assert len(found["biased"]) == 3
+    assert max(found["biased"]) < 0.01
+
+
 def test_y_is_written_by_the_tuned_kernel(row: Any, table: WriteTable, x: Activations, w: torch.Tensor) -> None:
     table(row(4, "torch", {"method": "float32_convert"}))
     with torch.no_grad():

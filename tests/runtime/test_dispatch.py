@@ -16,7 +16,7 @@ from gemmpipe.core.device import arch_device, cpu_device
 from gemmpipe.core.errors import UserError
 from gemmpipe.family import KernelDefaults, load_family
 from gemmpipe.family.problem import make_problem
-from gemmpipe.runtime import gemm_a8w8_blockscale, gemm_a16w16, reload
+from gemmpipe.runtime import gemm_a8w8_blockscale, gemm_a16w16, linear_fp8, reload
 from gemmpipe.runtime.binding import generic_call, padded_call
 from gemmpipe.runtime.dispatch import dispatch_of
 from gemmpipe.runtime.operands import CallOperands, problem_of
@@ -353,3 +353,21 @@ def test_rows_of_another_product_are_used_with_a_warning(row, table, x, w, caplo
         close(gemm_a16w16(x(m), w), x(m), w)
     (warning,) = [record.getMessage() for record in caplog.records if "timed on" in record.getMessage()]
     assert warning.startswith(f"gemmpipe: {path}: rows timed on NVIDIA H100 are used on {cpu_device().name}")
+
+
+@pytest.mark.parametrize("scale", [torch.rand(2, 3) + 0.5, torch.rand(160) + 0.5], ids=["blocks", "rows"])
+def test_a_bias_of_a_linear_layer_in_fp8(scale: torch.Tensor, caplog: pytest.LogCaptureFixture) -> None:
+    """Kernels of products by blocks have no bias: it is added after them, which is reported once."""
+    LOG.clear()
+    x, w, bias = torch.randn(4, 300).bfloat16(), torch.randn(160, 300).to(torch.float8_e4m3fn), 9 * torch.randn(160)
+    rows = scale.repeat_interleave(128, 0).repeat_interleave(128, 1) if scale.dim() == 2 else scale[:, None]
+    expected = x.float() @ (w.float() * rows[:160, :300]).t() + bias.bfloat16().float()
+    y = torch.empty(4, 160, dtype=torch.bfloat16)
+    with torch.no_grad():
+        for out in (linear_fp8(x, w, scale, bias.bfloat16()), linear_fp8(x, w, scale, bias.bfloat16(), y=y)):
+            torch.testing.assert_close(out.float(), expected, rtol=0.02, atol=0.5)
+        assert out is y
+        empty = linear_fp8(x[:, :0], w[:, :0], scale[:, :0] if scale.dim() == 2 else scale, bias.bfloat16())
+        assert torch.equal(empty, bias.bfloat16().expand(4, 160))
+    added = [record.message for record in caplog.records if "is added after the product" in record.message]
+    assert len(added) == (scale.dim() == 2)

@@ -98,7 +98,28 @@ def test_operands_of_other_forms() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda c: {"w2": c[2].w2[:, :, :80]}, "w1 .*expected"),
+        (
+            lambda c: {"w2": c[2].w2[:, :, :80]},
+            r"w1 \[6, 192, 128\] and w2 \[6, 128, 80\] disagree, expected w2 \[6, 128, 96\] or w1 \[6, 160, 128\]$",
+        ),
+        (
+            lambda c: {"w2": c[2].w2[:, :100]},
+            r"^fused_moe: w2 \[6, 100, 96\], expected \[6, 128, 96\] for x \[5, 128\] and w1 \[6, 192, 128\]$",
+        ),
+        (lambda c: {"w2": c[2].w2.mT}, r"^fused_moe: w2 \[6, 96, 128\], expected \[6, 128, 96\] for x"),
+        (
+            lambda c: {"w1": c[2].w[:, :, :100]},
+            r"^fused_moe: w1 \[6, 192, 100\], expected \[6, 192, 128\] for x \[5, 128\] and w2 \[6, 128, 96\]$",
+        ),
+        (lambda c: {"w1": c[2].w[:, :150, :100]}, r"^fused_moe: w1 \[6, 150, 100\], expected \[6, 192, 128\] for x"),
+        (
+            lambda c: {"x": c[1].x[:, :100]},
+            r"^fused_moe: x \[5, 100\], expected \[\.\.\., 128\] for w1 \[6, 192, 128\] and w2 \[6, 128, 96\]$",
+        ),
+        (
+            lambda c: {"w2": c[2].w2[:4]},
+            r"w1 \[6, 192, 128\] and w2 \[4, 128, 96\] disagree, expected one number of experts$",
+        ),
         (lambda c: {"w1": c[2].w[0]}, r"w1 \[192, 128\], expected 3 dimensions"),
         (lambda c: {"topk_ids": c[1].topk_ids[:3]}, r"topk_ids \[3, 2\], expected \[5, 2\]"),
         (lambda c: {"topk_ids": c[1].topk_weights}, "topk_ids is float32, expected int32"),
@@ -162,7 +183,7 @@ def test_without_tokens() -> None:
     [
         (lambda arguments: {"w2": None}, "fused_moe: w2 is None, expected a tensor"),
         (lambda arguments: {"w2": arguments["w2"][0]}, r"fused_moe: w2 \[128, 96\], expected 3 dimensions"),
-        (lambda arguments: {"x": arguments["x"][:, :64]}, r"fused_moe: w1 \[6, 192, 128\], expected \[6, 192, 64\]"),
+        (lambda arguments: {"x": arguments["x"][:, :64]}, r"fused_moe: x \[0, 64\], expected \[\.\.\., 128\] for w1"),
         (lambda arguments: {"x": arguments["x"].float()}, "fused_moe: x is float32, expected bfloat16 or float16"),
         (
             lambda arguments: {"topk_ids": arguments["topk_ids"].new_empty(1, 2)},

@@ -17,6 +17,7 @@ from gemmpipe.runtime import (
     gemm_a8w8_bpreshuffle,
     gemm_a16w16,
     gemm_a16w16_atomic,
+    linear_fp8,
 )
 
 X, W = torch.randn(8, 64).bfloat16(), torch.randn(32, 64).bfloat16()
@@ -117,6 +118,37 @@ def test_wrong_types_are_reported_by_argument(call: Callable[[], torch.Tensor], 
     assert str(error.value) == line
 
 
+BLOCKS, BOTH_FORMS = torch.ones(1, 1), "expected float32 [1, 1], or [32] or [32, 1] by row"
+
+
+@pytest.mark.parametrize("scale", [BLOCKS, W_SCALE], ids=["blocks", "rows"])
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        ({"x": X.float()}, "x is float32, expected bfloat16 or float16"),
+        ({"x": X.float(), "out_dtype": torch.bfloat16}, "x is float32, expected bfloat16 or float16"),
+        ({"x": X8}, "x is float8_e4m3fn, expected bfloat16 or float16"),
+        ({"w": W.to(torch.float8_e5m2)}, "w is float8_e5m2, expected float8_e4m3fn or float8_e4m3fnuz"),
+        ({"w": W}, "w is bfloat16, expected float8_e4m3fn or float8_e4m3fnuz"),
+        ({"out_dtype": torch.float32}, "out_dtype is float32, expected bfloat16 for x in bfloat16"),
+        ({"out_dtype": torch.float16}, "out_dtype is float16, expected bfloat16 for x in bfloat16"),
+        ({"w_scale": None}, "w_scale is None, expected a tensor"),
+        ({"w_scale": torch.ones(33)}, f"w_scale: float32 [33], {BOTH_FORMS}"),
+        ({"w_scale": torch.ones(33, 1)}, f"w_scale: float32 [33, 1], {BOTH_FORMS}"),
+        ({"w_scale": torch.ones(1, 32)}, f"w_scale: float32 [1, 32], {BOTH_FORMS}"),
+        ({"w_scale": W_SCALE.half()}, "w_scale: float16 [32, 1], expected float32 [32, 1]"),
+        ({"w_scale": BLOCKS.half()}, "w_scale: float16 [1, 1], expected float32 [1, 1]"),
+    ],
+)
+def test_a_linear_layer_in_fp8_names_the_operand_that_is_wrong(
+    change: dict[str, torch.Tensor], line: str, scale: torch.Tensor
+) -> None:
+    """x and w have different types, and w's scales one of two forms."""
+    with torch.no_grad(), pytest.raises(UserError) as error:
+        linear_fp8(**{"x": X, "w": W8, "w_scale": scale, **change})
+    assert str(error.value) == f"linear_fp8: {line}"
+
+
 def test_under_autocast_too() -> None:
     """Only wide operands are cast: a quantised one would silently lose its scales."""
     with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
@@ -134,7 +166,9 @@ def test_under_autocast_too() -> None:
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda x: gemm_a16w16(x, W, w_scale=ONE), "scaled operands record no gradients"),
+        (lambda x: gemm_a16w16(x, W, w_scale=ONE), "^gemm_a16w16: products of scaled operands record no gradients"),
+        (lambda x: linear_fp8(x, W8, W_SCALE), "^linear_fp8: products of scaled operands record no gradients"),
+        (lambda x: linear_fp8(x, W8, BLOCKS), "^linear_fp8: products of scaled operands record no gradients"),
         (lambda x: gemm_a16w16(x, W[:, :5]), r"x \[8, 64\] and w \[32, 5\], expected"),
         (lambda x: gemm_a16w16(x, W, torch.ones(3)), r"bias \[3\], expected \[32\]"),
         (lambda x: gemm_a16w16(x, W, out_dtype=torch.int32), "out_dtype is int32, expected bfloat16, float16"),

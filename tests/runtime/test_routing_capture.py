@@ -60,8 +60,12 @@ def test_what_was_captured_is_what_is_tuned_on(captured: Path) -> None:
     source = CsvShapes(path=str(captured), rows_of=None)
     problems = source.problems(FMOE, DEFAULTS, "sm_90")
     assert [(p["token"], p["routing"]) for p in problems] == [(3, profile), (2, profile)]
+    busiest = "busiest of 4 experts 2 times the mean"
+    expected = f"routing as captured (seen.routing.csv): {busiest}; kernel.key.routing= sets another"
+    assert source.assumed("sm_90") == expected
     asked = KernelDefaults(dtype=None, out_dtype=None, bias=None, key={"routing": "uniform"})
     assert {p["routing"] for p in source.problems(FMOE, asked, "sm_90")} == {"uniform"}
+    assert source.assumed("sm_90") == ""
     routing_file(captured).unlink()
     assert {p["routing"] for p in source.problems(FMOE, DEFAULTS, "sm_90")} == {None}
 
@@ -127,14 +131,27 @@ def test_rows_tuned_on_a_routing_answer_calls(tmp_path: Path, monkeypatch: pytes
         assert json.loads(str(found[0].row["config"])) == {"method": method}
 
 
-@pytest.mark.parametrize("neutral", [True, False])
-def test_rows_of_several_routings_give_way_to_the_one_without(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, neutral: bool
+@pytest.mark.parametrize(
+    ("routings", "order", "used"),
+    [
+        (["one_hot", "uniform", "skewed", None], [None, "uniform", "one_hot", "skewed"], "without one"),
+        (["one_hot", "skewed", "uniform"], ["uniform", "one_hot", "skewed"], "of uniform"),
+        (["skewed", "one_hot"], ["skewed", "one_hot"], "that comes first"),
+        ([None, "one_hot"], ["one_hot", None], ""),
+    ],
+)
+def test_the_order_of_rows_of_several_routings(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    routings: list[str | None],
+    order: list[str | None],
+    used: str,
 ) -> None:
     device = cpu_device()
     sizes = {"token": 3, "model_dim": 64, "inter_dim": 32, "expert": 4, "topk": 2}
     rows = []
-    for routing in ("one_hot", "skewed", *((None,) if neutral else ())):
+    for routing in routings:
         key = dict(make_problem(FMOE, {**sizes, "routing": routing}, DEFAULTS, device.gfx, "test").key)
         row = {"gfx": device.gfx, "cu_num": device.cu_num, **key, "libtype": "torch", "us": 1.0}
         rows.append({**row, "config": json.dumps({"method": "expert_loop"})})
@@ -143,7 +160,8 @@ def test_rows_of_several_routings_give_way_to_the_one_without(
     monkeypatch.setenv("GEMMPIPE_CONFIG_FMOE", str(path))
     with caplog.at_level("WARNING"):
         found = load_tables(FMOE).find(device, [None if c.condition else rows[0][c.name] for c in FMOE.key_columns])
-    assert [each.row["routing"] for each in found[: len(rows)]] == ([None] if neutral else []) + ["one_hot", "skewed"]
-    [warning] = [record.getMessage() for record in caplog.records if "several" in record.getMessage()]
-    used = "without one" if neutral else "that comes first"
-    assert f"1 keys of {path} have rows of several values of routing; calls use the row {used} (" in warning
+    assert [each.row["routing"] for each in found[: len(rows)]] == order
+    warnings = [record.getMessage() for record in caplog.records if "several" in record.getMessage()]
+    assert len(warnings) == bool(used)
+    for warning in warnings:
+        assert f"1 key of {path} has rows of several values of routing; calls use the row {used} (" in warning

@@ -50,7 +50,7 @@ def test_in_a_list_the_earlier_file_wins_and_conflicts_are_reported_once(
     monkeypatch.setenv("GEMMPIPE_CONFIG_A16W16", f"{first}:{second}")
     assert _found(1) == ("first.csv", '{"method": "mm"}')
     (message,) = [record.getMessage() for record in caplog.records]
-    assert message.startswith(f"gemmpipe: 1 keys of {second} have other choices in {first}")
+    assert message.startswith(f"gemmpipe: 1 key of {second} has other choices in {first}")
     assert "M=1 N=64 K=96" in message
     assert _found(3) == ("b.csv", '{"method": "mm"}')
     assert (first.read_bytes(), second.read_bytes()) == before
@@ -68,7 +68,7 @@ def test_of_a_folder_the_rows_of_this_model_of_device_come_first(
     assert not caplog.records, "rows of two models of device are no conflict"
     table(row(1, "torch", COPY), path=tmp_path / "shipped" / "bf16_tuned_gemm_unnamed.csv")
     assert _found(1) == ("bf16_tuned_gemm_here.csv", '{"method": "mm"}')
-    assert any("have other choices" in record.getMessage() for record in caplog.records), "it may be of this model"
+    assert any("has other choices" in record.getMessage() for record in caplog.records), "it may be of this model"
     table(other, path=tmp_path / "data" / "gemmpipe" / "tuned" / NAME)
     assert _found(1) == (NAME, '{"method": "float32_copy"}'), "the user's folder comes before the shipped one"
     second = table(mine, path=tmp_path / "second.csv")

@@ -84,3 +84,28 @@ def test_wrong_items(items: object, line: str, blockscale: Family, no_words: Ker
 )
 def test_items_are_shown_as_they_were_typed(refusal: Callable[..., str], given: str, line: str) -> None:
     assert refusal("capture", "kernel=a16w16", "shapes=list", f"shapes.items={given}") == f"shapes.items: {line}"
+
+
+@pytest.mark.parametrize(
+    ("routing", "line"),
+    [
+        (
+            "unifrom",
+            "'unifrom', expected one of uniform, skewed, very_skewed, one_hot, or loads of the experts such as "
+            "3.1/1.2/0.4; did you mean 'uniform'?",
+        ),
+        (
+            "8/0",
+            "'8/0' gives the busiest of 8 experts 8 times the mean load, expected at most 4: with topk 2 every row "
+            "then has it",
+        ),
+    ],
+)
+def test_a_routing_that_no_rows_have_is_refused(refusal: Callable[..., str], routing: str, line: str) -> None:
+    item = "token:4,model_dim:64,inter_dim:32,expert:8,topk:2"
+    capture = ("capture", "kernel=fmoe", "device=cpu", "shapes=list")
+    given = refusal(*capture, f"shapes.items=[{{{item}}}]", f"kernel.key.routing={routing}")
+    assert given == f"kernel.key.routing: {line}"
+    assert (
+        refusal(*capture, f"shapes.items=[{{{item},routing:{routing}}}]") == f"shapes.items[0]: column routing: {line}"
+    )

@@ -1,5 +1,6 @@
 """Logs of servers, with the lines as vLLM, SGLang and aiter print them."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -112,3 +113,11 @@ def test_a_log_that_is_larger_than_any_is_refused_at_once(tmp_path: Path) -> Non
         stream.truncate(6_000_000_000)  # sparse: nothing is written
     with pytest.raises(UserError, match="larger than 1,000,000,000 bytes"):
         next(log_lines(path))
+
+
+def test_a_routing_of_the_kernels_options_must_be_possible(tmp_path: Path) -> None:
+    path = tmp_path / "server.log"
+    path.write_text(LOG)
+    source = LogShapes(path=str(path), rows_of=None, nsets=[4], model_dim=2048, topk=8)
+    with pytest.raises(UserError, match=r"^kernel\.key\.routing: '900/0' gives the busiest of 512 experts 512 times"):
+        source.problems(load_family("fmoe"), replace(NOTHING, key={"routing": "900/0"}), "gfx942")

@@ -1,6 +1,7 @@
 """Problems from real CSV tables."""
 
 import functools
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -205,3 +206,16 @@ def test_a_row_that_no_kernel_computes_names_none(table: Path, blockscale: Famil
     table.write_text("M,N,K\n0,64,64\n")
     with pytest.raises(UserError, match=r"expected a whole number from 1 to 2147483647$"):
         read(path=str(table)).problems(blockscale, no_words, "sm_90")
+
+
+def test_a_wrong_routing_is_an_error_of_the_row_or_the_option(table: Path, no_words: KernelDefaults) -> None:
+    fmoe, header = load_family("fmoe"), "token,model_dim,inter_dim,expert,topk,routing\n"
+    table.write_text(f"{header}4,64,32,8,2,\n5,64,32,8,2,8/0\n6,64,32,8,2,skewd\n")
+    with pytest.raises(UserError, match=r"shapes\.csv:3: column routing: '8/0' gives .* every row then has it$"):
+        read(path=str(table)).problems(fmoe, no_words, "sm_90")
+    source = read(path=str(table), skip_bad_rows=True)
+    assert [p["token"] for p in source.problems(fmoe, no_words, "sm_90")] == [4]
+    assert source.left_out(fmoe, no_words, "sm_90").startswith("2 rows, the first:")
+    for routing in ("8/0", "unifrom"):
+        with pytest.raises(UserError, match=rf"^kernel\.key\.routing: '{routing}'.*[^e]$"):
+            source.problems(fmoe, replace(no_words, key={"routing": routing}), "sm_90")

@@ -8,7 +8,7 @@ from gemmpipe.core.data import Problem, Scalar
 from gemmpipe.core.errors import UserError, quoted_repr
 from gemmpipe.family import Family, GemmSpec, KernelDefaults, load_family
 from gemmpipe.family.dtypes import DTYPES_16BIT
-from gemmpipe.family.problem import make_problem
+from gemmpipe.family.problem import check_routing, make_problem
 from gemmpipe.sources.model.linear import ArchitectureRule, ConfigJson, Linear, ModelShape
 from gemmpipe.sources.model.quantization import Quantization
 from gemmpipe.sources.model.rules import rule_of
@@ -118,7 +118,7 @@ class FamilyFilter:
         if self.quantization and quantised and not self.grouped:
             values |= self.quantization.columns(self.columns)
         try:
-            return [
+            found = [
                 make_problem(
                     self.family,
                     {self.family.rows_column: m, **values},
@@ -130,6 +130,9 @@ class FamilyFilter:
                 )
                 for m in sizes
             ]
+            for problem in found[:1]:
+                check_routing(self.family, problem, values, self.defaults, where)
+            return found
         except UserError as error:
             if not (self.grouped and quantised and self.quantization) or str(error).startswith("kernel."):
                 raise

@@ -1,5 +1,7 @@
 """The experts' activation by architecture and field: key columns, or a one-line error."""
 
+from dataclasses import replace
+
 import pytest
 
 from gemmpipe.core.data import Problem
@@ -84,3 +86,11 @@ def test_experts_in_a_format_that_no_kernel_has() -> None:
         "expected QuantType.No, QuantType.per_Token or QuantType.per_1x128; "
         "shapes.quantization=ignore takes them in 16 bits"
     )
+
+
+def test_a_routing_of_the_kernels_options_must_be_possible() -> None:
+    fmoe, given = load_family("fmoe"), replace(NOTHING, key={"routing": "skewed"})
+    (problem,) = source("Mixtral").problems(fmoe, given, "sm_90")
+    assert problem["routing"] == "skewed"
+    with pytest.raises(UserError, match=r"^kernel\.key\.routing: '32/0' gives the busiest of 32 experts 32 times"):
+        source("Mixtral").problems(fmoe, replace(NOTHING, key={"routing": "32/0"}), "sm_90")
