@@ -15,6 +15,10 @@ from gemmpipe.family.space import Space
 NO_SPACE = Space(axes={}, when=(), pinned=())
 
 
+NOT_THIS_PRODUCT = "not for this product"
+"""How a reason begins that holds on every device."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Backend(Implementation):
     """A library that computes products of any family, by their GemmSpec alone."""
@@ -26,6 +30,13 @@ class Backend(Implementation):
         """The implementations for a family: the backend itself."""
         return (self,)
 
+    def form_violation(self, spec: GemmSpec) -> str | None:
+        """`rule: detail` if it computes no product of this form on any device, or None; named before what is missing.
+
+        A part of `unsupported_reason`, which has all rules.
+        """
+        return None
+
     def configs(self, spec: GemmSpec, device: Device, space: Space) -> Iterable[Knobs]:
         """All configurations of this library, which do not come from `space`."""
         return ({},)
@@ -34,6 +45,12 @@ class Backend(Implementation):
         """The knobs that its candidates can have."""
         known = {name: None for point in self.configs(spec, device, NO_SPACE) for name in point}
         return tuple(known)
+
+
+def missing_reason(implementation: Implementation, spec: GemmSpec, device: Device) -> str | None:
+    """Why nothing of it can run: that it has no product of this form, which nothing changes, else what is missing."""
+    form = implementation.form_violation(spec) if isinstance(implementation, Backend) else None
+    return f"{NOT_THIS_PRODUCT}: {form}" if form else implementation.unavailable(device)
 
 
 @cache

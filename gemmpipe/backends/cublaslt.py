@@ -4,6 +4,7 @@ import ctypes
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from gemmpipe.backends import Backend
@@ -18,6 +19,7 @@ from gemmpipe.backends.cublaslt_api import (
     library,
     version,
 )
+from gemmpipe.backends.packages import also_missing, not_installed
 from gemmpipe.backends.scaled_mm import ScaledMm, no_copy, scaled_mm_violation, scales_in_order, weight_scales
 from gemmpipe.core.data import Device, Knobs
 from gemmpipe.core.spec import COLUMN
@@ -50,7 +52,7 @@ class CublasLt(Backend):
     def unavailable(self, device: Device) -> str | None:
         """It needs an NVIDIA GPU, and nvmath-python, which exposes the library's algorithms."""
         if device.kind != "cuda":
-            return _NO_GPU
+            return also_missing(_NO_GPU, None if find_spec("nvmath") else not_installed("nvmath"))
         return _import_problem()
 
     def knob_names(self, spec: GemmSpec, device: Device) -> tuple[str, ...]:
@@ -124,7 +126,7 @@ def _import_problem() -> str | None:
     try:
         bindings()
     except ImportError:
-        return "nvmath-python is not installed: pip install 'gemmpipe[cublaslt]'"
+        return not_installed("nvmath")
     try:
         version()
     except (RuntimeError, OSError) as error:

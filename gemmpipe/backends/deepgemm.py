@@ -14,6 +14,7 @@ from gemmpipe.backends.cuda_driver import Grid, Matrix, aligned_rows, scales_for
 from gemmpipe.backends.deepgemm_build import load_tile, tile_build, toolkit_problem
 from gemmpipe.backends.deepgemm_package import DeepGemmPackage, find_package, load_module, no_package_reason
 from gemmpipe.backends.deepgemm_tiles import K_BLOCK, PRODUCER_THREADS, Tile, likely_tiles
+from gemmpipe.backends.packages import also_missing
 from gemmpipe.backends.scaled_mm import scaled_mm_violation
 from gemmpipe.core.data import Build, Device, Knobs
 from gemmpipe.family import Family, GemmSpec, Implementation, Inputs, Launch, Prepared, Weights
@@ -42,13 +43,18 @@ class DeepGemm(Backend):
 
     def unavailable(self, device: Device) -> str | None:
         """It needs an NVIDIA GPU and the package, alone or within vLLM."""
-        if device.kind != "cuda":
-            return "no NVIDIA GPU: DeepGEMM has kernels for NVIDIA only"
         package = find_package()
+        missing = no_package_reason() if package is None else None
+        if device.kind != "cuda":
+            return also_missing("no NVIDIA GPU: DeepGEMM has kernels for NVIDIA only", missing)
         if package is None:
-            return no_package_reason()
+            return missing
         extension = package.extension_problem()
         return None if extension is None or tiles_problem(package, device) is None else extension
+
+    def form_violation(self, spec: GemmSpec) -> str | None:
+        """1x128 by 128x128 scales and bf16 output."""
+        return _form_violation(spec)
 
     def configs(self, spec: GemmSpec, device: Device, space: "Space") -> Iterable[Knobs]:
         """Tiles, of which the first is the library's choice; that choice by a call where tiles cannot be compiled.
@@ -119,11 +125,13 @@ class DeepGemm(Backend):
 
 def _violation(spec: GemmSpec, device: Device) -> str | None:
     """`rule: detail` of the first rule that the product breaks, or None."""
+    return _form_violation(spec) or scaled_mm_violation(replace(spec, m=4), device)
+
+
+def _form_violation(spec: GemmSpec) -> str | None:
     if spec.x_scale is None or spec.x_scale.granularity != "block":
         return "scales: 1x128 x 128x128 only"
-    if spec.out_dtype != "bfloat16":
-        return f"output: bfloat16 only, not {spec.out_dtype}"
-    return scaled_mm_violation(replace(spec, m=4), device)
+    return None if spec.out_dtype == "bfloat16" else f"output: bfloat16 only, not {spec.out_dtype}"
 
 
 def tiles_problem(package: DeepGemmPackage, device: Device) -> str | None:

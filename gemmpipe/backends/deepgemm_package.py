@@ -13,6 +13,7 @@ from pathlib import Path
 from types import ModuleType
 
 from gemmpipe.backends.deepgemm_tiles import header_violation
+from gemmpipe.backends.packages import not_installed
 from gemmpipe.core.errors import one_line
 
 _PLACES = (("deep_gemm", ()), ("vllm", ("third_party", "deep_gemm")))
@@ -66,7 +67,7 @@ def find_package() -> DeepGemmPackage | None:
 
 def no_package_reason() -> str:
     """The package to install."""
-    return "the package deep_gemm is not installed, neither alone nor within vLLM"
+    return not_installed("deep_gemm", ", neither alone nor within vLLM")
 
 
 def cuda_home() -> Path | None:

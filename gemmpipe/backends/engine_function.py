@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from gemmpipe.backends import Backend, engine_moe
 from gemmpipe.backends.engine_functions import GEMM_FUNCTIONS, product_launch, product_on_meta
+from gemmpipe.backends.packages import also_missing, not_installed
 from gemmpipe.core.data import Device, Knobs
 from gemmpipe.core.spec import ROW, Scaling
 from gemmpipe.family import Experts, GemmSpec, Inputs, Launch, Prepared
@@ -31,16 +32,21 @@ class _EngineFunction:
 
     def unavailable(self, device: Device) -> str | None:
         """It needs a GPU and the engine's package, which is not imported for this."""
-        if device.kind == "cpu":
-            return "no GPU: engines' Triton functions run on GPUs"
         found = GEMM_FUNCTIONS[self.engine].folders() or engine_moe.folders(self.engine)
-        return None if found else f"the package {self.engine} is not installed"
+        missing = None if found else not_installed(self.engine)
+        if device.kind == "cpu":
+            return also_missing("no GPU: engines' Triton functions run on GPUs", missing)
+        return missing
 
     def timed_scale_orders(self, spec: GemmSpec) -> tuple[str, ...]:
         """Row-major alone, as the engines' quantisers write scales for their Triton functions."""
         return (ROW,)
 
     def unsupported_reason(self, spec: GemmSpec, knobs: Knobs, device: Device) -> str | None:
+        """The rules of the product's form."""
+        return self.form_violation(spec)
+
+    def form_violation(self, spec: GemmSpec) -> str | None:
         """One product of fp8 by blocks into 16 bits; vLLM's experts in 16 bits and in fp8."""
         if spec.experts is not None:
             return self._experts_violation(spec, spec.experts)

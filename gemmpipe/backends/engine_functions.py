@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from gemmpipe.backends.engine_compile import empty_meta, scales_shape
+from gemmpipe.backends.packages import not_installed
 from gemmpipe.core.data import Scalar
 from gemmpipe.core.errors import one_line
 
@@ -127,7 +128,7 @@ def patched_attribute(module: ModuleType, name: str, value: Any) -> Iterator[Non
 def _import_module(function: EngineFunction) -> ModuleType | str:
     """The module, or one line with the reason why it cannot be used."""
     if find_spec(function.package) is None:
-        return f"the package {function.package} is not installed"
+        return not_installed(function.package)
     try:
         module = importlib.import_module(function.module)
     except Exception as error:  # noqa: BLE001 - engines run much code when they are imported

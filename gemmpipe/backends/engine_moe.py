@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from gemmpipe.backends.engine_compile import empty_meta, scales_shape
 from gemmpipe.backends.engine_functions import patched_attribute
+from gemmpipe.backends.packages import not_installed
 from gemmpipe.core.data import Knobs, Scalar
 from gemmpipe.core.errors import one_line
 from gemmpipe.family import GemmSpec, Inputs, Launch, Weights
@@ -59,7 +60,7 @@ def unavailable_reason(label: str) -> str | None:
         return f"{label}'s fused_experts runs inside a server only"  # it reads the server's arguments
     module = _MODULES[label]
     if find_spec(label) is None:
-        return f"the package {label} is not installed"
+        return not_installed(label)
     try:
         importlib.import_module(module)
     except Exception as error:  # noqa: BLE001 - an import can fail in any of the engine's dependencies

@@ -13,9 +13,11 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, ClassVar
 
 from gemmpipe.backends import NO_SPACE, Backend
+from gemmpipe.backends.aten import library_violation
 from gemmpipe.backends.deepgemm import DeepGemm
 from gemmpipe.backends.engine_compile import empty_meta, scales_shape
 from gemmpipe.backends.engine_functions import GEMM_FUNCTIONS
+from gemmpipe.backends.packages import also_missing, not_installed
 from gemmpipe.backends.vllm_cutlass import QUANTISE_BLOCKS, QUANTISE_ROWS, VllmCutlass, library_problem, operator
 from gemmpipe.core.data import Build, Device, Knobs
 from gemmpipe.core.errors import one_line
@@ -59,13 +61,18 @@ class EnginePair(Backend):
 
     def unavailable(self, device: Device) -> str | None:
         """It needs an NVIDIA GPU and the engine's quantiser."""
+        missing = self.missing("")
         if device.kind != "cuda":
-            return f"no NVIDIA GPU: {self.label}'s quantiser runs on NVIDIA only here"
-        return self.missing("")
+            return also_missing(f"no NVIDIA GPU: {self.label}'s quantiser runs on NVIDIA only here", missing)
+        return missing
+
+    def form_violation(self, spec: GemmSpec) -> str | None:
+        """One product of x in 16 bits and w in fp8."""
+        return library_violation(spec) or weight_only_violation(spec)
 
     def configs(self, spec: GemmSpec, device: Device, space: "Space") -> Iterable[Knobs]:
         """The engine's products for these scales; none for other operands."""
-        if weight_only_violation(spec):
+        if self.form_violation(spec):
             return ()
         return tuple({"product": name} for name in (self.row_products if by_row(spec) else self.block_products))
 
@@ -75,7 +82,7 @@ class EnginePair(Backend):
 
     def unsupported_reason(self, spec: GemmSpec, knobs: Knobs, device: Device) -> str | None:
         """`rule: detail` of the operands, of the quantiser or of the product, or None."""
-        if reason := weight_only_violation(spec):
+        if reason := self.form_violation(spec):
             return reason
         product = knobs.get("product")
         if product not in (self.row_products if by_row(spec) else self.block_products):
@@ -172,7 +179,7 @@ class SglangPair(EnginePair):
 
     def missing(self, product: str) -> str | None:
         """The package."""
-        return None if find_spec("sglang") is not None else "the package sglang is not installed"
+        return None if find_spec("sglang") is not None else not_installed("sglang")
 
     def quantiser(self, spec: GemmSpec, x: "torch.Tensor", into: Inputs, product: str) -> Callable[[], object]:
         """The function."""

@@ -12,6 +12,7 @@ from gemmpipe.backends import Backend, flashinfer_moe
 from gemmpipe.backends.aten import library_violation
 from gemmpipe.backends.cuda_driver import scales_for_copy_engine
 from gemmpipe.backends.deepgemm_package import cuda_home
+from gemmpipe.backends.packages import also_missing, not_installed
 from gemmpipe.core.data import Device, Knobs
 from gemmpipe.family import GemmSpec, Inputs, Launch, Prepared, Weights
 
@@ -19,8 +20,8 @@ if TYPE_CHECKING:
     import torch
 
 _BLOCK = 128
-_PACKAGES = {"flashinfer": "flashinfer-python", "tvm_ffi": "apache-tvm-ffi"}
-"""Modules and the packages that have them."""
+_MODULES = ("flashinfer", "tvm_ffi")
+"""What it imports."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,21 +33,25 @@ class FlashInfer(Backend):
 
     def unavailable(self, device: Device) -> str | None:
         """It needs a Hopper GPU, the package, and a CUDA toolkit of version 12.8 or later for its compiler."""
+        missing = next((not_installed(module) for module in _MODULES if find_spec(module) is None), None)
         if device.kind != "cuda":
-            return "no NVIDIA GPU: FlashInfer has kernels for NVIDIA only"
+            return also_missing("no NVIDIA GPU: FlashInfer has kernels for NVIDIA only", missing)
         if device.gfx != "sm_90":
             return f"FlashInfer's products for Hopper are for sm_90, not {device.gfx}"
-        for module, package in _PACKAGES.items():
-            if find_spec(module) is None:
-                return f"the package {module} is not installed: pip install {package}"
+        if missing is not None:
+            return missing
         if find_spec("flashinfer_jit_cache") is None and cuda_home() is None:
             return "FlashInfer compiles its kernels: set CUDA_HOME to a CUDA toolkit of version 12.8 or later"
         return None
 
     def unsupported_reason(self, spec: GemmSpec, knobs: Knobs, device: Device) -> str | None:
+        """The functions' own checks."""
+        return self.form_violation(spec)
+
+    def form_violation(self, spec: GemmSpec) -> str | None:
         """The functions' own checks; x in fp8 with 1x128 scales or in bf16, w in fp8 with 128x128 scales."""
         if spec.experts is not None:
-            return flashinfer_moe.unsupported_reason(spec, spec.experts, device)
+            return flashinfer_moe.form_violation(spec, spec.experts)
         if problem := library_violation(spec):
             return problem
         if spec.w_dtype != "float8_e4m3fn" or spec.w_scale is None or spec.w_scale.block != (_BLOCK, _BLOCK):

@@ -6,7 +6,6 @@ It reads the first weight with the up projection's rows before the gate's, x in 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from gemmpipe.core.data import Device
 from gemmpipe.family import Experts, GemmSpec, Inputs, Launch, Prepared, Weights
 from gemmpipe.family.moe import routing
 
@@ -18,7 +17,7 @@ _ALIGNMENT = 8
 """Elements of 16 bytes of bf16."""
 
 
-def unsupported_reason(spec: GemmSpec, experts: Experts, device: Device) -> str | None:
+def form_violation(spec: GemmSpec, experts: Experts) -> str | None:
     """`rule: detail` of the first rule broken, or None."""
     if spec.x_dtype != "bfloat16" or spec.out_dtype != "bfloat16":
         return f"types: bfloat16 in and out, not {spec.x_dtype} and {spec.out_dtype}"

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from gemmpipe.backends import Backend
 from gemmpipe.backends.aten import is_scaled, library_violation
+from gemmpipe.backends.packages import also_missing, not_installed
 from gemmpipe.core.data import Device, Knobs
 from gemmpipe.family import GemmSpec, Inputs, Launch, Prepared
 from gemmpipe.family.dtypes import DTYPES_16BIT
@@ -22,11 +23,16 @@ class Quack(Backend):
 
     def unavailable(self, device: Device) -> str | None:
         """It needs an NVIDIA GPU and the package `quack`."""
+        missing = None if find_spec("quack") else not_installed("quack")
         if device.kind != "cuda":
-            return "no NVIDIA GPU: Quack has kernels for NVIDIA only"
-        return None if find_spec("quack") else "the package quack is not installed"
+            return also_missing("no NVIDIA GPU: Quack has kernels for NVIDIA only", missing)
+        return missing
 
     def unsupported_reason(self, spec: GemmSpec, knobs: Knobs, device: Device) -> str | None:
+        """The rules of the product's form."""
+        return self.form_violation(spec)
+
+    def form_violation(self, spec: GemmSpec) -> str | None:
         """Unscaled 16-bit products."""
         if problem := library_violation(spec):
             return problem

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from gemmpipe.backends import Backend
 from gemmpipe.backends.scaled_mm import ROW_MULTIPLE, ScaledMm, scaled_mm_violation
-from gemmpipe.core.data import Device, Knobs
+from gemmpipe.core.data import Candidate, Device, Knobs
 from gemmpipe.core.spec import ROW, scale_order
 from gemmpipe.family import GemmSpec, Inputs, Launch, Prepared, Weights
 from gemmpipe.family.dtypes import native_fp8
@@ -23,6 +23,11 @@ if TYPE_CHECKING:
 
 BLOCKWISE, EMPTY = "blockwise", "empty"
 _METHODS = ("mm", "rowwise", "tensorwise", BLOCKWISE, EMPTY)
+
+
+def computes_another_product(candidate: Candidate) -> bool:
+    """True for a candidate that is timed beside others for comparison alone, as it computes something else."""
+    return candidate.backend == SameSize.label and candidate.knobs.get("method") != BLOCKWISE
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from gemmpipe.backends import Backend
 from gemmpipe.backends.aten import library_violation
+from gemmpipe.backends.packages import also_missing, not_installed
 from gemmpipe.backends.scaled_mm import no_copy, scales_in_order
 from gemmpipe.core.data import Device, Knobs
 from gemmpipe.core.errors import one_line
@@ -50,17 +51,21 @@ def library_problem() -> str | None:
 
     if hasattr(torch.ops._C, PRODUCT) or library_path() is not None:
         return None
-    return "vLLM's library of operators is not installed: the package vllm"
+    return "the installed vLLM has no library of operators for CUDA" if _vllm_folders() else not_installed("vllm")
 
 
 def library_path() -> Path | None:
     """The library with vLLM's operators, if vLLM is installed. Imports nothing."""
+    folders = _vllm_folders()
+    return next((path for pattern in _LIBRARIES for root in folders for path in Path(root).glob(pattern)), None)
+
+
+def _vllm_folders() -> list[str]:
     try:
         found = importlib.util.find_spec("vllm")
     except (ImportError, ValueError):
         found = None
-    roots = [] if found is None else list(found.submodule_search_locations or ())
-    return next((path for pattern in _LIBRARIES for root in roots for path in Path(root).glob(pattern)), None)
+    return [] if found is None else list(found.submodule_search_locations or ())
 
 
 def _load_library() -> None:
@@ -84,12 +89,21 @@ class VllmCutlass(Backend):
 
     def unavailable(self, device: Device) -> str | None:
         """It needs an NVIDIA GPU and vLLM's library of operators."""
+        missing = library_problem()
         if device.kind != "cuda":
-            return "no NVIDIA GPU: vLLM's CUTLASS kernels are for NVIDIA only"
-        return library_problem()
+            return also_missing("no NVIDIA GPU: vLLM's CUTLASS kernels are for NVIDIA only", missing)
+        return missing
 
     def unsupported_reason(self, spec: GemmSpec, knobs: Knobs, device: Device) -> str | None:
         """fp8 operands with scales by row, or of 1x128 and 128x128 blocks on Hopper."""
+        if reason := self.form_violation(spec):
+            return reason
+        if _by_blocks(spec) and device.gfx != "sm_90":
+            return f"block scales: on sm_90 only, not on {device.gfx}"
+        return None
+
+    def form_violation(self, spec: GemmSpec) -> str | None:
+        """fp8 operands with scales by row, or of 1x128 and 128x128 blocks."""
         if problem := library_violation(spec):
             return problem
         if spec.x_dtype != "float8_e4m3fn" or spec.w_dtype != "float8_e4m3fn":
@@ -100,8 +114,6 @@ class VllmCutlass(Backend):
             return "form: 16-bit output, no bias, one product"
         if spec.n % 16 or spec.k % 16:
             return f"alignment: N={spec.n} and K={spec.k} must be multiples of 16"
-        if _by_blocks(spec) and device.gfx != "sm_90":
-            return f"block scales: on sm_90 only, not on {device.gfx}"
         return None
 
     def bind(

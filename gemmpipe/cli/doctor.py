@@ -60,7 +60,7 @@ def report_environment(plan: "Plan", events: Events) -> int:
         note = [f"note: {_other_kernel_note(plan.family, other)}"] if other else []
         verdict = [*note, _readiness(failures), f"next: {_next_command(plan, devices[0], failures, other)}"]
     except UserError as error:
-        backends = [f"backends for {plan.family.name}: not checked without a problem: {error}"]
+        backends = [f"backends for {plan.family.name}: not checked{_needed(plan, error)}"]
         verdict = [f"next: {_command_with_problems(plan)}"]
     for line in (
         *machine_lines(devices, output),
@@ -214,9 +214,23 @@ def _next_command(
 
 def _command_with_problems(plan: "Plan") -> str:
     """`doctor` again, with a source of problems that is named after the family, if there is one."""
-    named = [name for name in ConfigFolders(config_dir=None).options["shapes"] if name.startswith(plan.family.name)]
+    named = _own_shapes(plan.family)
     typed = [each for each in plan.overrides if each.partition("=")[0] != "shapes" and not each.startswith("~")]
     return shell_join(["gemmpipe", "doctor", *typed, *(f"shapes={name}" for name in named[:1])])
+
+
+def _own_shapes(family: Family) -> list[str]:
+    """The sources of problems that are named after a family."""
+    return [name for name in ConfigFolders(config_dir=None).options["shapes"] if name.startswith(family.name)]
+
+
+def _needed(plan: "Plan", error: UserError) -> str:
+    """What to give where the source has no problem: the default one may be a model without products of this kernel."""
+    if any(override.startswith("shapes") for override in plan.overrides):
+        return f" without a problem: {error}"
+    example = "".join(f", such as shapes={name}" for name in _own_shapes(plan.family)[:1])
+    reason = str(error).rpartition(": ")[2].partition(",")[0]
+    return f": the default shapes have no problem of this kernel ({reason}); expected shapes= with some{example}"
 
 
 def _table_lines(family: Family, device: Device) -> Iterator[str]:

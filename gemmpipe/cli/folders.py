@@ -50,6 +50,18 @@ class ConfigFolders:
                 return option
         return None
 
+    def parts(self, group: str, option: str) -> tuple[str, ...]:
+        """The keys of an option's file and of those that it includes, such as `vllm_pair` for backend `peers`."""
+        if option not in self.options.get(group, ()):
+            return ()
+        tree = _read_yaml(self.option_file(group, option))
+        if not isinstance(tree, Mapping):
+            return ()
+        defaults = tree.get("defaults")
+        included = [each for each in defaults if isinstance(each, str)] if isinstance(defaults, list) else []
+        inner = (part for each in included if each != option for part in self.parts(group, each))
+        return tuple(dict.fromkeys([*inner, *(str(key) for key in tree if key != "defaults")]))
+
     def _search_roots(self, folder: str) -> tuple[Path, ...]:
         return (shipped(folder),) if self.config_dir is None else (shipped(folder), self.config_dir)
 

@@ -120,6 +120,7 @@ def topic_help(topic: str, folders: ConfigFolders) -> str:
             further = f"# {base}\n# Keys of every pipeline\n{_keys_text(base)}"
         return f"# {path}\n{_file_text(path)}\n{further}\n{more}"
     if group not in folders.options:
+        _refuse_knob(topic, folders)
         known = suggest_or_list(group, [*folders.options, *folders.pipelines, *COMMANDS])
         raise UserError(f"--help {topic}: no such group of options, no pipeline and no command{known}")
     if not name:
@@ -131,6 +132,21 @@ def topic_help(topic: str, folders: ConfigFolders) -> str:
     if name not in folders.options[group]:
         raise UserError(f"--help {topic}: no option '{name}'{suggest_or_list(name, folders.options[group])}")
     return "\n".join(_option_files(group, name, folders))
+
+
+def _refuse_knob(word: str, folders: ConfigFolders) -> None:
+    """Raises UserError, which names the help that explains it, for a knob of kernels; does nothing for another word."""
+    spaces = folders.options.get("space", ())
+    knobs = {space: [key for key in folders.parts("space", space) if key != "when"] for space in spaces}
+    knob = next((name for names in knobs.values() for name in names if name.lower() == word.lower()), None)
+    if knob is None:
+        return
+    having = [space for space, names in knobs.items() if knob in names]
+    explained = re.compile(rf"^{re.escape(knob)}:.* # ", re.MULTILINE)
+    files = {space: folders.option_file("space", space) for space in having}
+    shown = next((space for space, path in files.items() if explained.search(read_text(path))), having[0])
+    more = f" and {len(having) - 1} more" if len(having) > 1 else ""
+    raise UserError(f"--help {word}: {knob} is a knob of space={shown}{more}; expected gemmpipe --help space={shown}")
 
 
 def _keys_text(path: Path) -> str:

@@ -138,15 +138,19 @@ def _build_plan(cfg: "DictConfig", request: RunRequest, run_dir: Path) -> "Plan"
     from omegaconf import OmegaConf
 
     from gemmpipe.pipeline.build import RunOrigin, build
+    from gemmpipe.pipeline.named_backends import DEFAULT, typed_words
     from gemmpipe.pipeline.plan import check_recipe_paths
 
     typed = OmegaConf.to_container(HydraConfig.get().overrides.task, resolve=False)  # unresolved, as typed
+    overrides = tuple(str(override) for override in typed) if isinstance(typed, list) else ()
+    words = [word for word in typed_words(overrides) if word != DEFAULT]
     origin = RunOrigin(
         pipeline=request.pipeline,
         run_dir=run_dir,
-        overrides=tuple(str(override) for override in typed) if isinstance(typed, list) else (),
+        overrides=overrides,
         python_path=request.folders.python_path,
         allowed=request.folders.target_names(),
+        named_backends={word: request.folders.parts("backend", word) for word in words},
     )
     plan = build(cfg, origin)
     if request.recipe:

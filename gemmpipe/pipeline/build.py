@@ -8,7 +8,7 @@ import importlib
 import inspect
 import typing
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
@@ -68,6 +68,8 @@ class RunOrigin:
     """The user's folders with Python modules, for this process and its workers."""
     allowed: frozenset[str]
     """Classes and families outside gemmpipe that the user's own files name."""
+    named_backends: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """By word of `backend=` as typed, but for `default`: the names of the backends that it stands for."""
 
 
 def build(cfg: "DictConfig", origin: RunOrigin) -> "Plan":
@@ -105,6 +107,7 @@ def build(cfg: "DictConfig", origin: RunOrigin) -> "Plan":
         pipeline=origin.pipeline,
         run_dir=origin.run_dir,
         overrides=origin.overrides,
+        named_backends=origin.named_backends,
         config=tree,
         python_path=origin.python_path,
         allow_targets=tuple(sorted(origin.allowed)),

@@ -144,10 +144,14 @@ class Reused:
     table: Path
     rows: "pd.DataFrame"
 
+    @property
+    def run_ids(self) -> list[str]:
+        """The runs that timed them."""
+        return list(dict.fromkeys(str(each) for each in self.rows.get("run_id", ()) if each == each and each))
+
     def as_object(self) -> dict[str, object]:
         """The entry of the manifest: the table, the number of its rows, and the runs that timed them."""
-        runs = dict.fromkeys(str(each) for each in self.rows.get("run_id", ()) if each == each and each)
-        return {"table": str(self.table), "problems": len(self.rows), "runs": list(runs)}
+        return {"table": str(self.table), "problems": len(self.rows), "runs": self.run_ids}
 
 
 def reused_rows(plan: "Plan", context: "Context") -> Reused | None:

@@ -37,6 +37,8 @@ class Plan:
     space: Space
     formats: Mapping[str, Format]
     backends: Mapping[str, Backend]
+    named_backends: Mapping[str, tuple[str, ...]]
+    """By word of `backend=` as typed, but for `default`: the names of the backends that it stands for."""
     search: Search
     rooflines: Mapping[str, Roofline]
     devices: DeviceChoice

@@ -23,6 +23,7 @@ from gemmpipe.family import Family
 from gemmpipe.family.environment import unused_variables
 from gemmpipe.journal import Journal, Record
 from gemmpipe.pipeline import manifest, steps, summary
+from gemmpipe.pipeline.named_backends import named_backends
 from gemmpipe.pipeline.plan import (
     Plan,
     check_chain,
@@ -418,6 +419,7 @@ def _context(
         family=plan.family,
         defaults=plan.defaults,
         source=plan.source,
+        named_backends=named_backends(plan),
         formats=tuple(plan.formats.items()),
         engine_targets=engine_targets_of(plan),
         output=Path(plan.output),

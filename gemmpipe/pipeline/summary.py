@@ -13,6 +13,7 @@ from gemmpipe.core.units import MIN_SHOWN_S, duration_text, time_text
 from gemmpipe.engines.packages import ENGINES
 from gemmpipe.executors import Usage
 from gemmpipe.pipeline.manifest import Reused, reused_rows
+from gemmpipe.pipeline.named_backends import chosen_without
 from gemmpipe.report.lines import Line, fitted, folded
 from gemmpipe.report.results import is_shared, product_results, run_figures
 from gemmpipe.report.screen import (
@@ -92,7 +93,7 @@ def report_run(
             _send(context, each)
     elif "select" in plan.chain and context.unsolved:
         # By its folder: `last` is a run with choices.
-        for each in see_lines([f"gemmpipe show {_shown_path(plan.run_dir)}", _doctor_line(plan)], terminal_width()):
+        for each in see_lines([f"gemmpipe show {_shown_path(plan.run_dir)}", context.doctor_command], terminal_width()):
             _send(context, each)
 
 
@@ -120,10 +121,6 @@ def _shown_path(run_dir: Path) -> str:
 def _relative(run_dir: Path) -> str:
     folder, here = run_dir.resolve(), Path.cwd()
     return str(folder.relative_to(here) if folder.is_relative_to(here) else folder)
-
-
-def _doctor_line(plan: "Plan") -> str:
-    return shell_join(["gemmpipe", "doctor", f"kernel={plan.family.name}"])
 
 
 def _next_commands(
@@ -211,6 +208,11 @@ def _emit_screen(
             _send(context, part)
     if reused:
         context.events.emit("line", f"reused {reused.table}; nothing was timed: retune=true tunes these problems again")
+        if without := chosen_without(plan, reused.table, reused.run_ids):
+            names = ", ".join(without)
+            context.events.emit(
+                "line", f"  the run that chose these rows was without {names}: retune=true times them too"
+            )
 
 
 def _send(context: "Context", line: Line) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from gemmpipe.backends.same_size import computes_another_product
 from gemmpipe.core.data import Status, Trial
 from gemmpipe.core.paths import shipped
 from gemmpipe.journal import Record
@@ -21,7 +22,8 @@ _SCREEN = "screen"
 def provisional_rows(record: Record, family: "Family") -> Iterator[Mapping[str, Any]]:
     """A row like a selection for each problem with a valid candidate, in the order of the problems.
 
-    Candidates with extra weight memory are left out, as by the default of `stages.select.max_extra_weight_pct`.
+    Candidates with extra weight memory are left out, as by the default of `stages.select.max_extra_weight_pct`; so are
+    those of a comparison that compute another product.
     """
     device = record.sessions[-1].get("device") if record.sessions else None
     facts: Mapping[str, Any] = device if isinstance(device, dict) else {}
@@ -50,6 +52,7 @@ def _finalists(trials: Sequence[Trial], record: Record) -> list[Finalist]:
         )
         for trial in trials
         if trial.status in (Status.OK, Status.PRUNED) and trial.samples_us and not trial.extra_weight_bytes
+        if not computes_another_product(trial.candidate)
     ]
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gemmpipe import journal
+from gemmpipe.backends.same_size import computes_another_product
 from gemmpipe.core.data import Trial, is_plausible_time_us
 from gemmpipe.core.errors import UserError, printable, shortened, suggest_or_list
 from gemmpipe.core.events import counted
@@ -285,6 +286,8 @@ def _gated_finalists(record: Record, products: "pd.DataFrame") -> list[Gated]:
     for trial in record.at("bench"):
         us, chosen_us = trial.time_us, chosen.get(trial.problem)
         if us is None or str(trial.status) != "ok" or not trial.extra_weight_bytes:
+            continue
+        if computes_another_product(trial.candidate):
             continue
         if chosen_us is None or us < chosen_us:
             gated = Gated(

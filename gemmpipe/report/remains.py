@@ -1,11 +1,14 @@
 """The last sections of a report: what was not done and what changes it, and where everything comes from."""
 
 import json
+import re
+import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from markupsafe import Markup
 
+from gemmpipe.backends import NOT_THIS_PRODUCT
 from gemmpipe.charts.markup import html_table, join, tag, text_line
 from gemmpipe.charts.page import Section
 from gemmpipe.core.data import TIMED
@@ -21,8 +24,11 @@ from gemmpipe.report.speedup import conversion_reasons
 _MAX_LISTED = 20
 _MAX_CONFIG = 60_000
 _MEMORY_KEY = "stages.select.max_extra_weight_pct="
-_CPU_ONLY, _GPU_ONLY = "no CPU run", "no GPU"
-"""How reasons of backends begin that need another kind of device."""
+_CPU_ONLY = "no CPU run"
+"""How reasons of backends begin that need a CPU."""
+_CHANGES = {"no GPU": "tune on a GPU", NOT_THIS_PRODUCT: ""}
+"""What changes a reason of a backend that begins like this; other reasons are the doctor's."""
+_DOCTOR_KEYS = ("kernel", "backend")
 _NO_LIBRARY_TIMED = ("no library was timed", "backend=[..., torch]")
 
 Missing = tuple[str, str, str]
@@ -92,8 +98,19 @@ def _unavailable(data: RunData) -> Iterator[Missing]:
         if each.backend not in tried and not each.example.startswith(_CPU_ONLY):
             reasons.setdefault(each.backend, each.example)
     for backend, reason in list(reasons.items())[:_MAX_LISTED]:
-        change = "tune on a GPU" if reason.startswith(_GPU_ONLY) else "gemmpipe doctor"
+        change = next((text for start, text in _CHANGES.items() if reason.startswith(start)), _doctor_command(data))
         yield f"candidates of {text_line(backend, 40)}", text_line(reason, 200), change
+
+
+def _doctor_command(data: RunData) -> str:
+    """The command about the backends of this run, as its own command chose them."""
+    try:
+        typed = shlex.split(data.command)
+    except ValueError:  # a command of someone else's file
+        typed = []
+    chosen = [each for each in typed if re.split(r"[=.]", each.lstrip("+~"), maxsplit=1)[0] in _DOCTOR_KEYS]
+    kernel = [] if any(each.startswith("kernel=") for each in chosen) else [f"kernel={data.family.name}"]
+    return shell_join(["gemmpipe", "doctor", *kernel, *chosen])
 
 
 def _untimed(data: RunData) -> Iterator[Missing]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from gemmpipe.core.events import counted, verb
 from gemmpipe.core.shell import shell_join
-from gemmpipe.core.text_table import Column, aligned
+from gemmpipe.core.text_table import Column, aligned, cut
 from gemmpipe.core.units import (
     MISSING,
     bytes_text,
@@ -58,6 +58,7 @@ _BETWEEN = "; "
 _SPEEDUP_TITLE = "speed-up over the best library (geomean, range, products)"
 MEMORY_TITLE = "faster with more memory for weights (stages.select.max_extra_weight_pct=LIMIT)"
 MEMORY_TITLES = ("LIMIT", "faster", "speed-up", "a call", "memory per weight")
+_MAX_KEY = 24  # characters of a cell of the key: a routing may be the loads of all experts
 _MAX_LIMITS = 5
 
 
@@ -230,6 +231,8 @@ def see_lines(commands: Sequence[str], width: int) -> list[Line]:
 def choice_lines(products: "pd.DataFrame", family: "Family", width: int, *, full: bool = False) -> list[str]:
     """The table of choices, of at most `width` columns: sizes, choice, time, library, speed-up, share of the floor.
 
+    Before the choice is cut, sizes are left out that are the same in all rows.
+
     All rows up to 30, or with `full`; else the five with the most speed-up and the ten with the least.
     """
     if not len(products):
@@ -250,7 +253,15 @@ def _choice_columns(shown: "pd.DataFrame", family: "Family") -> list[Column]:
     differing = [name for name in conditions if shown[name].nunique(dropna=False) > 1]  # such as several routings
     names = (family.rows_column, *family.sizes, *differing)
     rows = shown.to_dict("records")
-    columns = [Column(title=name, cells=tuple(key_text(row[name]) for row in rows)) for name in names]
+    same = {name for name in family.sizes if len(shown) > 1 and shown[name].nunique(dropna=False) == 1}
+    columns = [
+        Column(
+            title=name,
+            cells=tuple(cut(key_text(row[name]), _MAX_KEY) for row in rows),
+            importance=4 if name in same else 0,
+        )
+        for name in names
+    ]
     columns += [
         Column(title="time", cells=tuple(time_text(row["us"]) for row in rows)),
         Column(title="rate", cells=tuple(_rate_text(row["tflops"]) for row in rows), importance=1),

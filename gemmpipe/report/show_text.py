@@ -197,7 +197,7 @@ def not_done_lines(data: RunData) -> Iterator[str]:
     for what, which, change in found:
         shown[what] += 1
         if shown[what] <= _MAX_OF_A_KIND:
-            yield f"  {what}: {which} ({change})"
+            yield f"  {what}: {which}{f' ({change})' if change else ''}"
         elif shown[what] == kinds[what]:
             yield f"  {what}: {kinds[what] - _MAX_OF_A_KIND:,} more; json=true lists them"
 

@@ -1,7 +1,7 @@
 """The interface of a stage, a step from tables to tables, and the Context that all stages of a run share."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
@@ -10,6 +10,7 @@ from gemmpipe.core.data import FINALS as FINALS
 from gemmpipe.core.data import Candidate, Device, Problem, Scalar
 from gemmpipe.core.events import Events, TimeAccount
 from gemmpipe.core.renamed import accept_old_methods, renamed_members
+from gemmpipe.core.shell import shell_join
 from gemmpipe.executors import BuildsAhead, Pool
 from gemmpipe.family import Family, Implementation, KernelDefaults
 from gemmpipe.family.roofline import Roofline
@@ -48,6 +49,18 @@ class EngineTarget:
     def finals(self) -> str:
         """The stage name of its finals in trials and journals, different from that of the problems' finals."""
         return f"{FINALS} {self.name}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class NamedBackend:
+    """A backend that the user named with `backend=`, by itself or in a group such as `peers`."""
+
+    option: str
+    """The word that was typed."""
+    name: str
+    """The backend's name in the configuration; a group has several."""
+    labels: tuple[str, ...]
+    """Of its implementations for this family; none if the family has no kernel of this kind."""
 
 
 POLL_S = 0.5
@@ -97,6 +110,8 @@ class Context:
     space: Space
     search: Search
     implementations: tuple[Implementation, ...]
+    named_backends: list[NamedBackend] = field(default_factory=list)
+    """Those of which no stage has said yet whether they can be timed."""
     row_backends: "dict[str, Backend]" = field(default_factory=dict)
     """By label: libraries that were not chosen, and that rows of the run's table name."""
     incumbents: Mapping[str, tuple[Candidate, ...]]
@@ -158,6 +173,11 @@ class Context:
     """
     later_s: float = 0.0
     """The expected seconds of what the step does after these finals: the functions of other engines."""
+    entry_checks: list[Callable[[Collection[str], Collection[str]], None]] = field(default_factory=list)
+    """Checks of the names of a comparison's entries on some problems (names, problem ids), before these are timed.
+
+    Each raises UserError for a name that a stage was given and that no entry has.
+    """
     final_lines: list[str] = field(default_factory=list)
     """Lines that a stage prints at the end of the run, for stages that accumulate all batches."""
 
@@ -188,6 +208,13 @@ class Context:
         rows = (found for backend in self.row_backends.values() for found in backend.implementations(self.family))
         known = (*self.implementations, *self.family.implementations, *rows)
         return next((i for i in known if i.label == label), None)
+
+    @property
+    def doctor_command(self) -> str:
+        """The command that says why backends of this run are unavailable, and how a missing package is installed."""
+        named = any(each.startswith("kernel=") for each in self.reproduce_args)
+        kernel = [] if named else [f"kernel={self.family.name}"]
+        return shell_join(["gemmpipe", "doctor", *kernel, *self.reproduce_args])
 
     def search_context(self, *, launches: int, keep: int) -> "SearchContext":
         """The inputs that searches of this run share."""

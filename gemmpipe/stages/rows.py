@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from gemmpipe.backends import missing_reason
 from gemmpipe.core import schema
 from gemmpipe.core.data import FINALS, SCREENING, Candidate, Problem, Status, Trial, canonical_json
 from gemmpipe.core.errors import UserError, quoted_repr, shortened
@@ -223,15 +224,16 @@ def report_unsolved(problem: Problem, trials: "pd.DataFrame", gated: int, limit_
         why = f"{counted(gated, 'candidate')} passed, but with {weight}"
     else:
         of = trials[trials["problem"] == problem.id]
-        why = _failures(of) if len(of) else _no_candidates(context)
+        why = _failures(of) if len(of) else _no_candidates(problem, context)
     context.events.emit("warning", f"no valid candidate for {problem.id}: {why}")
 
 
-def _no_candidates(context: Context) -> str:
+def _no_candidates(problem: Problem, context: Context) -> str:
     """Why there are no candidates at all: what the backends lack here, or that the space has none for them."""
     own = {each.label for each in context.family.implementations} if context.device.kind == "cpu" else set()
+    spec = context.family.spec(problem)
     reasons = {
-        each.label: each.unavailable(context.device) or (NO_GPU if each.label in own else None)
+        each.label: missing_reason(each, spec, context.device) or (NO_GPU if each.label in own else None)
         for each in context.implementations
     }
     if not reasons:

@@ -199,7 +199,7 @@ def test_without_the_package_or_the_hardware_it_offers_nothing(h200: Device, mon
 
     monkeypatch.setattr(cublaslt, "bindings", missing)
     cublaslt._import_problem.cache_clear()
-    assert backend.unavailable(h200) == "nvmath-python is not installed: pip install 'gemmpipe[cublaslt]'"
+    assert backend.unavailable(h200) == "the package nvmath is not installed: pip install 'gemmpipe[cublaslt]'"
     assert backend.configs(spec, h200, NO_SPACE) == backend.configs(spec, cpu_device(), NO_SPACE) == ()
     cublaslt._import_problem.cache_clear()
 

@@ -17,7 +17,7 @@ from gemmpipe.backends.deepgemm import DeepGemm, _matrices
 from gemmpipe.backends.deepgemm_build import toolkit_problem
 from gemmpipe.backends.deepgemm_package import cuda_home, find_package, load_module
 from gemmpipe.backends.deepgemm_tiles import Tile, header_violation, likely_tiles, ranked_tiles, source
-from gemmpipe.core.device import arch_device
+from gemmpipe.core.device import arch_device, cpu_device
 from gemmpipe.family import GemmSpec, KernelDefaults, load_family
 from gemmpipe.family.problem import make_problem
 from gemmpipe.launch.build import compile_build
@@ -133,7 +133,10 @@ def test_a_package_of_its_own_comes_first(clean: Path) -> None:
 
 def test_reasons_why_nothing_can_run(clean: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     backend = DeepGemm()
-    assert backend.unavailable(H200) == "the package deep_gemm is not installed, neither alone nor within vLLM"
+    missing = "the package deep_gemm is not installed, neither alone nor within vLLM: pip install 'gemmpipe[vllm]'"
+    no_gpu = "no NVIDIA GPU: DeepGEMM has kernels for NVIDIA only"
+    assert backend.unavailable(H200) == missing
+    assert backend.unavailable(cpu_device()) == f"{no_gpu}; also, {missing}"
     assert list(backend.configs(spec_of(64, 4608, 7168), H200, NO_SPACE)) == [{}]
     find_package.cache_clear()
     install(clean, extension="_C.cpython-27-x86_64-linux-gnu.so")
@@ -142,7 +145,7 @@ def test_reasons_why_nothing_can_run(clean: Path, monkeypatch: pytest.MonkeyPatc
     assert backend.unavailable(H200) == f"vllm.third_party.deep_gemm has no extension for Python {version}"
     monkeypatch.setattr("gemmpipe.backends.deepgemm.toolkit_problem", lambda: None)
     assert backend.unavailable(H200) is None, "the tiles need no extension"
-    assert backend.unavailable(arch_device("gfx942")) == "no NVIDIA GPU: DeepGEMM has kernels for NVIDIA only"
+    assert backend.unavailable(arch_device("gfx942")) == no_gpu
 
 
 def test_an_import_that_fails_is_one_line(clean: Path) -> None:

@@ -4,9 +4,12 @@ The stand-ins read and write scales by their memory as the real ones do: FlashIn
 test_peers_on_gpu runs the real ones.
 """
 
+import re
 import sys
+import tomllib
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -14,10 +17,14 @@ import torch
 from moe_problems import FMOE, spec_of
 
 from gemmpipe.backends import NO_SPACE, Backend, engine_pair, library_backends, vllm_cutlass
+from gemmpipe.backends.engine_function import SglangFunction, VllmFunction
+from gemmpipe.backends.engine_functions import EngineFunction
 from gemmpipe.backends.engine_pair import SglangPair, VllmPair
 from gemmpipe.backends.flashinfer import FlashInfer
+from gemmpipe.backends.packages import REQUIREMENTS
+from gemmpipe.backends.quack import Quack
 from gemmpipe.backends.vllm_cutlass import PRODUCT, QUANTISE_BLOCKS, QUANTISE_ROWS, VllmCutlass
-from gemmpipe.core.device import arch_device
+from gemmpipe.core.device import arch_device, cpu_device
 from gemmpipe.family import GemmSpec, Inputs, KernelDefaults, Weights, load_family
 from gemmpipe.family.problem import make_problem
 from gemmpipe.family.reference import error_ratio
@@ -340,6 +347,9 @@ def test_candidates_of_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [knobs["product"] for knobs in pair.configs(block, H200, NO_SPACE)] == ["deepgemm", "cutlass", "triton"]
     assert [knobs["product"] for knobs in pair.configs(row, H200, NO_SPACE)] == ["cutlass"]
     assert pair.configs(problem("a8w8_blockscale", 4)[0], H200, NO_SPACE) == ()
+    experts = spec_of((5, 256, 256, 4, 2), dtype="float8_e4m3fn")
+    assert pair.configs(experts, H200, NO_SPACE) == ()
+    assert pair.unsupported_reason(experts, {"product": "triton"}, H200) == "experts: one product at a time"
     assert pair.unsupported_reason(block, {"product": "cutlass"}, H200) is None
     assert pair.unsupported_reason(row, {"product": "triton"}, H200) == "product: vllm has no triton for these scales"
     assert pair.unsupported_reason(replace(block, k=200), {"product": "cutlass"}, H200) == (
@@ -347,20 +357,45 @@ def test_candidates_of_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     monkeypatch.setattr("gemmpipe.backends.deepgemm.find_package", lambda: None)
     assert pair.unsupported_reason(block, {"product": "deepgemm"}, H200) == (
-        "deepgemm: the package deep_gemm is not installed, neither alone nor within vLLM"
+        "deepgemm: the package deep_gemm is not installed, neither alone nor within vLLM: pip install 'gemmpipe[vllm]'"
     )
     monkeypatch.setattr(engine_pair, "find_spec", lambda name: None)
-    assert SglangPair().unavailable(H200) == "the package sglang is not installed"
+    assert SglangPair().unavailable(H200) == "the package sglang is not installed: pip install 'gemmpipe[sglang]'"
     assert pair.unavailable(arch_device("gfx942")) == "no NVIDIA GPU: vllm's quantiser runs on NVIDIA only here"
 
 
 def test_without_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vllm_cutlass, "library_path", lambda: None)
+    monkeypatch.setattr(vllm_cutlass, "_vllm_folders", list)
     vllm_cutlass.operator.cache_clear()
-    reason = "vLLM's library of operators is not installed: the package vllm"
+    reason = "the package vllm is not installed: pip install 'gemmpipe[vllm]'"
     assert VllmCutlass().unavailable(H200) == VllmPair().unavailable(H200) == reason
-    with pytest.raises(RuntimeError, match=reason):
+    assert (VllmCutlass().unavailable(arch_device("gfx942")) or "").endswith(f"; also, {reason}")
+    with pytest.raises(RuntimeError, match=re.escape(reason)):
         vllm_cutlass.operator(PRODUCT)
+    monkeypatch.setattr(vllm_cutlass, "_vllm_folders", lambda: ["/nowhere"])
+    assert VllmCutlass().unavailable(H200) == "the installed vLLM has no library of operators for CUDA"
+
+
+def test_a_missing_package_has_a_command_in_every_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command of our extra where there is one; without a GPU, too."""
+    monkeypatch.setattr("gemmpipe.backends.quack.find_spec", lambda name: None)
+    monkeypatch.setattr("gemmpipe.backends.flashinfer.find_spec", lambda name: None)
+    monkeypatch.setattr(EngineFunction, "folders", lambda self: ())
+    monkeypatch.setattr("gemmpipe.backends.engine_moe.folders", lambda label: ())
+    commands = {
+        Quack(): "quack-kernels",
+        FlashInfer(): "flashinfer-python",
+        VllmFunction(): "'gemmpipe[vllm]'",
+        SglangFunction(): "'gemmpipe[sglang]'",
+    }
+    for backend, requirement in commands.items():
+        for device in (H200, arch_device("sm_90"), cpu_device()):
+            found = backend.unavailable(device) or ""
+            assert found.endswith(f" is not installed: pip install {requirement}"), found
+        assert (backend.unavailable(cpu_device()) or "").startswith("no ")
+    extras = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    ours = {each[1:-1] for each in REQUIREMENTS.values() if each.startswith("'")}
+    assert ours <= {f"gemmpipe[{name}]" for name in extras["optional-dependencies"]}
 
 
 def test_operators_of_another_version() -> None:

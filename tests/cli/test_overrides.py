@@ -163,6 +163,10 @@ def test_runs_in_one_second_have_folders_of_their_own(plans: list[Plan]) -> None
             ["--help", "srch"],
             "--help srch: no such group of options, no pipeline and no command; did you mean 'search'?",
         ),
+        (
+            ["--help", "own_pace"],
+            "--help own_pace: OWN_PACE is a knob of space=a8w8_blockscale and 1 more; expected gemmpipe --help space=",
+        ),
         (["--help", "search=halvin"], "--help search=halvin: no option 'halvin'; did you mean 'halving'?"),
         (["--config-name", "x"], "--config-name: not available"),
         (["--config-dir", "nowhere"], "--config-dir nowhere: no such folder"),

@@ -331,3 +331,22 @@ def test_backends_without_a_candidate_say_why(
         printed := capfd.readouterr().err
     )
     assert reason in " ".join(printed.split())
+
+
+def test_a_named_backend_that_cannot_be_timed_is_said(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Also where rows are reused, which were chosen without it."""
+    given = ["kernel=a16w16", "shapes=list", "shapes.items=[[4,64,64]]", "device=cpu", "output=tuned"]
+    assert main([*given, "backend=[default,deepgemm]"]) == 0
+    printed = capfd.readouterr().out
+    (line,) = [line for line in printed.splitlines() if ": not timed: " in line]
+    assert line == "deepgemm: not timed: not for this product: scales: 1x128 x 128x128 only"
+    assert main([*given, "backend=[default,peers]"]) == 0
+    printed = capfd.readouterr().out
+    assert "  the run that chose these rows was without peers: retune=true times them too\n" in printed
+    assert ": not timed" not in printed
+    assert main([*given, "backend=[engine_pairs]", "retune=true", "output=other"]) == 1
+    out, error = capfd.readouterr()
+    assert "      gemmpipe doctor kernel=a16w16 device=cpu 'backend=[engine_pairs]'\n" in out
+    assert "vllm: not for this product: operands: " in " ".join(error.split())
+    assert main(["show", next(line for line in out.splitlines() if line.startswith("run ")).split()[1]]) == 0
+    assert "no product has a choice" in capfd.readouterr().out

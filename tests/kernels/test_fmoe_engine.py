@@ -125,7 +125,7 @@ def test_without_the_engine_the_finals_run_its_exact_form() -> None:
     vllm, sglang = _engine("vllm"), _engine("sglang")
     assert sglang.finals_implementation() == sglang.exact_form()  # its function runs inside a server only
     if find_spec("vllm") is None:
-        assert vllm.unavailable_reason() == "the package vllm is not installed"
+        assert vllm.unavailable_reason() == "the package vllm is not installed: pip install 'gemmpipe[vllm]'"
         assert vllm.finals_implementation() == vllm.exact_form()
         assert vllm.default(spec_of(QWEN), arch_device("sm_90")) is None
 

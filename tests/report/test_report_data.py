@@ -4,6 +4,7 @@ import csv
 import json
 import re
 import shlex
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from gemmpipe.cli.main import main
 from gemmpipe.core.data import Candidate, Status, Trial
 from gemmpipe.core.errors import UserError
 from gemmpipe.journal import Journal
-from gemmpipe.report.data import TABLE, RunData
+from gemmpipe.report.data import TABLE, Excluded, RunData
 from gemmpipe.report.html import render
 from gemmpipe.report.reading import read_run
 from gemmpipe.report.remains import missing
@@ -109,6 +110,8 @@ def test_candidates_with_more_weight_memory_are_no_choice_but_are_named(tmp_path
     journal = Journal(tmp_path)
     for candidate, us, extra in (
         (Candidate.of("torch", {"method": "copy"}), 0.5, 4096),
+        (Candidate.of("same_size", {"method": "mm"}), 0.25, 4096),  # of a comparison: another product
+        (Candidate.of("same_size", {"method": "empty"}), 0.125, 0),
         (Candidate.of("b", {}), 0.75, 0),
     ):
         samples = (us,) * 3
@@ -351,3 +354,28 @@ def test_products_that_a_budget_left_are_told_with_the_command_that_goes_on(tmp_
     [(_, left, command)] = printed
     assert left == "2 products left by the run's budget"
     assert shlex.split(command) == ["gemmpipe", f"resume={folder}"]
+
+
+@pytest.mark.parametrize(
+    ("command", "reason", "change"),
+    [
+        (
+            "gemmpipe tune kernel=a8w8 'backend=[deepgemm]' output=t",
+            "no NVIDIA GPU",
+            "kernel=a8w8 'backend=[deepgemm]'",
+        ),
+        ("gemmpipe tune backend=quack", "the package quack", "kernel=a8w8_blockscale backend=quack"),
+        ("gemmpipe 'broken", "the package quack", "kernel=a8w8_blockscale"),
+        ("gemmpipe tune backend=quack", "no GPU: Triton compiles for GPUs", None),
+        ("gemmpipe tune backend=quack", "not for this product: scales", None),
+    ],
+)
+def test_the_doctor_is_asked_about_the_backends_of_the_run(
+    command: str, reason: str, change: str | None, tmp_path: Path
+) -> None:
+    write_recorded_run(tmp_path, problems=1)
+    lost = Excluded(backend="quack", reason=reason, status="unsupported", count=1, example=reason)
+    data = replace(read_run(tmp_path), command=command, excluded=[lost])
+    (found,) = [each for what, _, each in missing(data) if what == "candidates of quack"]
+    other = "tune on a GPU" if reason.startswith("no GPU") else ""
+    assert found == (f"gemmpipe doctor {change}" if change else other)

@@ -193,3 +193,20 @@ def test_experts_that_differ_in_their_routing_show_it() -> None:
     place = both[0].index("routing")
     assert [line[place:].split()[0] for line in both[1:]] == ["uniform", "-"]
     assert "routing" not in alone[0]
+
+
+def test_the_choice_is_not_cut_for_sizes_that_are_the_same_in_all_rows() -> None:
+    """Without a terminal a table has 80 columns, and with routings the sizes of experts take most of them."""
+    family = load_family("fmoe")
+    sizes: dict[str, Scalar] = {"token": 4, "model_dim": 1024, "inter_dim": 2048, "expert": 32, "topk": 8}
+    shared = {"format": "", "gfx": "sm_90", "device": "NVIDIA H200", "kernelName": "k@1", "config": KNOBS}
+    defaults = KernelDefaults(dtype=None, out_dtype=None, bias=None)
+    rows = []
+    for routing in ("uniform", "/".join(["0.25"] * 32)):
+        key = dict(make_problem(family, {**sizes, "routing": routing}, defaults, "sm_90", "case").key)
+        rows.append({**shared, **key, "us": 50.0, "baseline_us": 100.0, "near_ties": 0, **DIRECT, "libtype": "triton"})
+    products = product_results(pd.DataFrame(rows), family)
+    narrow, wide = (choice_lines(products, family, width) for width in (80, 120))
+    assert all("  triton 64x128x128 group 1" in line and len(line) <= 80 for line in narrow[1:])
+    assert {"token", "routing", "time", "speed-up", "choice"} <= set(narrow[0].split())
+    assert set(sizes) <= set(wide[0].split())

@@ -79,10 +79,17 @@ def test_on_a_cpu(folder: Path, compare: Callable[..., Compare]) -> None:
     assert absent["status"].eq("unsupported").all()
     assert absent["error"]["triton.autotune"] == "no GPU: Triton tunes on one"
     assert max(len(line) for line in text.splitlines() if str(folder) not in line and "shapes=" not in line) <= 80
-    (printed,) = re.findall(r"not timed without a GPU: (.*) \(compared.csv has why\)", " ".join(text.split()))
-    assert {"deepgemm", "quack", "same_size blockwise", "triton.autotune", "untuned", "own kernels"} <= set(
-        printed.split(", ")
-    )
+    for what, names in (
+        ("without a GPU", {"quack", "triton.autotune", "untuned", "own kernels", "same_size rowwise"}),
+        ("as not for these products on any device", {"deepgemm", "flashinfer", "same_size blockwise", "sglang"}),
+    ):
+        (printed,) = re.findall(rf"not timed,? {what}: (.*?) \(compared.csv has why\)", " ".join(text.split()))
+        assert names <= set(printed.split(", "))
+    assert absent["error"]["deepgemm"] == "not for this product: scales: 1x128 x 128x128 only"
+    assert "tuned is the choice of the tables: " in text
+    assert compared.groupby("problem")["fastest"].sum().tolist() == [1, 1]
+    assert "fastest peer" not in text, "no peer ran: it would be the fastest library"
+    assert set(timed["policy"]) <= {"host interleaved", "host interleaved shared_cpu"}
     assert "speed-up over fastest library: geomean (least) of problems" in text.splitlines()
     assert "unsupported" not in text.partition("geomean")[2], "what is not timed has its reason alone"
     assert "no GPU:" not in text
@@ -200,7 +207,9 @@ def test_the_summary_is_by_regime() -> None:
     [race] = [line for line in text.splitlines() if line.startswith("  M 8 to 64  ") and " of " in line]
     assert " ".join(race.split()) == "M 8 to 64 1.00 (0.50) of 2 1 1.00 (0.50) of 2 1.50 (1.50) of 2"
     unknown = lines(compared, summed.reset_index(), "bb", 80)
-    assert any("no timed entry named 'bb'; did you mean" in line for line in unknown)
+    assert any(line.startswith("stages.compare.baseline: no entry named 'bb'") for line in unknown)
+    untimed = lines(compared, summed.reset_index(), "c", 80)
+    assert "stages.compare.baseline: 'c' was not timed, so own kernels are compared with none" in untimed
 
 
 @pytest.mark.parametrize("width", [80, 40])
@@ -224,14 +233,15 @@ def test_the_tables_of_the_summary_fit_the_width(width: int) -> None:
 
 
 def test_a_copy_of_the_weight_is_marked_and_says_why_it_does_not_count(tmp_path: Path) -> None:
-    compared = _compared([("tuned", 8, 1.0, None), ("a", 8, 1.5, None), ("torch float32_copy", 8, 0.2, None)])
+    rows = [("tuned", 8, 1.0, None), ("a", 8, 1.5, None), ("c", 8, 1.2, None), ("torch float32_copy", 8, 0.2, None)]
+    compared = _compared(rows)
     plain = "\n".join(lines(compared, summarize(compared, [64]), None, 80))
     assert " +" not in plain
     compared.loc[compared["name"] == "torch float32_copy", ["extra_weight_bytes", "peer"]] = [4096, False]
     text = lines(compared, summarize(compared, [64]), None, 80)
-    rows = {line.split("  ")[1]: line.split()[-1] for line in text if line.startswith("  ")}
-    assert rows["torch float32_copy +"] == "0.20"
-    assert rows["fastest peer"] == "1.50", "not the copy, which is faster"
+    printed = {line.split("  ")[1]: line.split()[-1] for line in text if line.startswith("  ")}
+    assert printed["torch float32_copy +"] == "0.20"
+    assert printed["fastest peer"] == "1.20", "not the copy, which is faster"
     (note,) = [line for line in text if line.startswith("  + ")]
     assert "keeps a copy of the weight" in note
     page = plot(compared.assign(p20_us=None, p80_us=None), tmp_path / "c.html", "cpu").read_text()
@@ -289,7 +299,8 @@ def _plotted(names: Sequence[tuple[str, float | None]]) -> pd.DataFrame:
         for name, seconds in names
         if (name, n) != ("tuned", 32)
     ]
-    return pd.DataFrame(rows).assign(p20_us=None, p80_us=None, unlike=False, problem="p", over_tuned=None, error="")
+    absent = {"p20_us": None, "p80_us": None, "over_tuned": None}
+    return pd.DataFrame(rows).assign(**absent, unlike=False, problem="p", policy="", error="")
 
 
 def test_a_plot_has_a_chart_per_product_and_the_floor(tmp_path: Path) -> None:

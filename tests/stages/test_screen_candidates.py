@@ -5,10 +5,17 @@ from functools import partial
 import pytest
 from moe_problems import shipped_space
 
+from gemmpipe.backends import Backend
 from gemmpipe.backends.aten import Torch
 from gemmpipe.backends.cublaslt import CublasLt
+from gemmpipe.backends.deepgemm import DeepGemm
+from gemmpipe.backends.engine_function import VllmFunction
+from gemmpipe.backends.engine_pair import SglangPair, VllmPair
+from gemmpipe.backends.flashinfer import FlashInfer
 from gemmpipe.backends.hipblaslt import HipblasLt
 from gemmpipe.backends.own import Own
+from gemmpipe.backends.quack import Quack
+from gemmpipe.backends.vllm_cutlass import VllmCutlass
 from gemmpipe.core.data import Device
 from gemmpipe.core.device import cpu_device
 from gemmpipe.executors.compile_pool import CompilePool
@@ -79,10 +86,37 @@ def test_an_unavailable_backend_is_reported_once(no_words: KernelDefaults) -> No
     space = Space(axes={}, when=(), pinned=())
     for problem in problems:
         report.add(list_candidates(problem, family, backends, device, space, ()).summary.report)
-    assert report.lines()[-2:] == [
+    assert [line.partition("; also, ")[0] for line in report.lines()[-2:]] == [
         "  none of cublaslt: no NVIDIA GPU: cuBLASLt computes on NVIDIA GPUs only",
         "  none of hipblaslt: no AMD GPU: hipBLASLt computes on AMD GPUs only",
     ]
+
+
+@pytest.mark.parametrize(
+    ("backend", "family"),
+    [
+        (DeepGemm(), "a16w16"),
+        (FlashInfer(), "a16w16"),
+        (VllmCutlass(), "a16w16"),
+        (VllmFunction(), "a16w16"),
+        (VllmPair(), "a16w16"),
+        (SglangPair(), "a8w8_blockscale"),
+        (Quack(), "a8w8_blockscale"),
+    ],
+    ids=lambda each: each if isinstance(each, str) else type(each).__name__,
+)
+def test_a_form_that_a_backend_never_computes_is_its_reason(
+    backend: Backend, family: str, no_words: KernelDefaults
+) -> None:
+    """Neither a device nor a package changes it, and installing one is work for nothing."""
+    loaded, device = load_family(family), cpu_device()
+    [problem] = InlineShapes(items=[[16, 128, 256]]).problems(loaded, no_words, device.gfx)
+    space = Space(axes={}, when=(), pinned=())
+    report = list_candidates(problem, loaded, (backend,), device, space, ()).summary.report
+    form = backend.form_violation(loaded.spec(problem))
+    assert form
+    assert report.missing == {backend.label: f"not for this product: {form}"}
+    assert report.fitting == set()
 
 
 def test_reports_of_problems_add_up() -> None:

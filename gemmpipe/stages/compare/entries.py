@@ -9,13 +9,16 @@ import numpy as np
 
 from gemmpipe import journal
 from gemmpipe.backends.autotune import Autotuned
-from gemmpipe.backends.same_size import BLOCKWISE, SameSize
-from gemmpipe.core.data import Candidate, Trial, Tuning
+from gemmpipe.backends.same_size import computes_another_product
+from gemmpipe.core.data import FINALS, Candidate, Problem, Trial, Tuning
 from gemmpipe.core.errors import UserError
+from gemmpipe.family import Family
 from gemmpipe.formats.engine_json import EngineJson, nearest_key
 from gemmpipe.search.features import FeatureCache, FeatureEncoder
 from gemmpipe.stages import Context
-from gemmpipe.stages.rows import candidate_of, config_text
+from gemmpipe.stages.compare.absent import absent_candidates, pair_violation
+from gemmpipe.stages.compare.chosen import condition_names, other_conditions
+from gemmpipe.stages.rows import config_text
 from gemmpipe.stages.screen.candidates import CandidateFilter, CandidateList
 from gemmpipe.tables.merge import Row
 from gemmpipe.tables.recorded import UnusableRow, candidate_of_row
@@ -45,6 +48,8 @@ class LineupEntry:
     tuning: Tuning | None = None
     run_id: str = ""
     """The tuning run that chose it."""
+    condition: str = ""
+    """`routing=uniform` for a row that was tuned under another condition than the problem's."""
 
 
 def tuned_entries(
@@ -63,8 +68,8 @@ def tuned_entries(
     elif winner.candidate is not None and (cannot_run := _own_kernels_reason(listing, own)):
         yield LineupEntry(name=OWN, reason=cannot_run)
     elif winner.candidate is not None:
-        found = _first_usable(OWN, _finalists(rows, own, listing, journals), listing, context)
-        has_finals = any(journals(str(row.get("run_id"))).of("bench", listing.problem.id) for row in rows)
+        found = _first_usable(OWN, _finalists(rows, own, listing, journals, context.family), listing, context)
+        has_finals = any(_finals_of(row, listing.problem, journals, context.family) for row in rows)
         yield replace(found, reason=_NO_OWN_FINALIST) if has_finals and found.reason == _NO_JOURNAL else found
 
 
@@ -77,7 +82,9 @@ def _first_usable(name: str, rows: Sequence[Row], listing: CandidateList, contex
             if implementation is None:
                 raise UnusableRow(f"backend: '{row.get('libtype')}' is not among those chosen with backend=[...]")
             candidate = candidate_of_row(implementation, row, listing.spec, context.device)
-            return LineupEntry(name=name, candidate=candidate, run_id=str(row.get("run_id") or ""))
+            condition = other_conditions(row, listing.problem, context.family)
+            run_id = str(row.get("run_id") or "")
+            return LineupEntry(name=name, candidate=candidate, run_id=run_id, condition=condition)
         except (UnusableRow, UserError) as error:
             reasons.append(str(error))
     missing = {
@@ -87,17 +94,29 @@ def _first_usable(name: str, rows: Sequence[Row], listing: CandidateList, contex
     return LineupEntry(name=name, reason=reasons[0] if reasons else missing[name])
 
 
-def _finalists(rows: Sequence[Row], own: set[str], listing: CandidateList, journals: JournalLookup) -> list[Row]:
+def _finalists(
+    rows: Sequence[Row], own: set[str], listing: CandidateList, journals: JournalLookup, family: Family
+) -> list[Row]:
     """Own kernels of the finals in which these rows were chosen, the best first; none without the journal.
 
     Those timed in more rounds come first: a pruned candidate has times of the early rounds alone.
     """
     for row in rows:
         record = journals(str(row.get("run_id")))
-        timed = [t for t in record.of("bench", listing.problem.id) if t.candidate.backend in own and t.time_us]
+        finals = _finals_of(row, listing.problem, journals, family)
+        timed = [t for t in finals if t.candidate.backend in own and t.time_us]
         if timed:
-            return [_row(t, record) for t in sorted(timed, key=lambda t: (-len(t.samples_us), t.time_us or 0.0))]
+            conditions = {name: row.get(name) for name in condition_names(family)}
+            fastest = sorted(timed, key=lambda t: (-len(t.samples_us), t.time_us or 0.0))
+            return [{**conditions, **_row(t, record)} for t in fastest]
     return []
+
+
+def _finals_of(row: Row, problem: Problem, journals: JournalLookup, family: Family) -> Sequence[Trial]:
+    """The finals in which a row was chosen: those of its own condition."""
+    conditions = condition_names(family)
+    key = tuple((name, row.get(name) if name in conditions else value) for name, value in problem.key)
+    return journals(str(row.get("run_id"))).of(FINALS, family.problem(key).id)
 
 
 def _row(trial: Trial, record: journal.Record) -> Row:
@@ -134,13 +153,15 @@ def other_entries(listing: CandidateList, context: Context) -> Iterator[LineupEn
     """Every candidate that is not an own kernel: libraries, third parties, and products of the same size."""
     own = {i.label for i in context.family.implementations}
     for candidate in listing.candidates:
-        if candidate.backend not in own:
-            unlike = candidate.backend == SameSize.label and candidate.knobs["method"] != BLOCKWISE
-            yield LineupEntry(name=_name(candidate), candidate=candidate, unlike=unlike)
-    excluded = listing.summary.excluded
-    for backend, config, error in zip(excluded["libtype"], excluded["config"], excluded["error"], strict=True):
-        if backend not in own:
-            yield LineupEntry(name=_name(candidate_of(backend, config)), reason=error)
+        if candidate.backend in own:
+            continue
+        if rule := pair_violation(context.implementation(candidate.backend), listing.spec, context.device):
+            yield LineupEntry(name=_name(candidate), reason=rule)
+            continue
+        unlike = computes_another_product(candidate)
+        yield LineupEntry(name=_name(candidate), candidate=candidate, unlike=unlike)
+    for candidate, reason in absent_candidates(listing, context):
+        yield LineupEntry(name=_name(candidate), reason=reason)
 
 
 def _name(candidate: Candidate) -> str:

@@ -13,24 +13,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from gemmpipe.bench.jobs import AutotuneJob, Job
-from gemmpipe.core.data import Build, Scalar, Trial
+from gemmpipe.core.data import Build, Trial
 from gemmpipe.core.errors import UserError
 from gemmpipe.core.events import IDLE
 from gemmpipe.executors import BuildResult, JobResult, drain_on_interrupt
 from gemmpipe.formats.engine_json import EngineJson, Sglang, Vllm
-from gemmpipe.runtime.tables import load_tables
 from gemmpipe.stages import POLL_S, Context, Stage
 from gemmpipe.stages.compare import entries
 from gemmpipe.stages.compare.ahead import compile_entries
+from gemmpipe.stages.compare.chosen import TunedRows, chosen_rows, table_rows
 from gemmpipe.stages.compare.entries import LineupEntry
 from gemmpipe.stages.dispatch import dispatch_jobs
 from gemmpipe.stages.first_launches import first_launches
-from gemmpipe.stages.history import native_tables
 from gemmpipe.stages.needed_builds import finals_form
 from gemmpipe.stages.rows import untimed_row
 from gemmpipe.stages.screen.candidates import CandidateList, listing_task
-from gemmpipe.tables import store
-from gemmpipe.tables.merge import Row, RowPreference, rows_by_key
 from gemmpipe.tables.recorded import UnusableRow
 
 if TYPE_CHECKING:
@@ -67,10 +64,11 @@ def run_autotune(jobs: Sequence[AutotuneJob], context: Context) -> dict[str, Tri
     return found
 
 
-LINEUP = ("problem", "name", "candidate", "unlike", "reason", "run_id", "seconds", "tried", "of", "compiled")
+LINEUP = (
+    *("problem", "name", "candidate", "unlike", "reason", "run_id", "condition"),
+    *("seconds", "tried", "of", "compiled"),
+)
 """The columns of `lineup`; the last four are the cost of another tuner's choice."""
-
-ProblemKey = tuple[tuple[str, Scalar], ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,15 +95,16 @@ class Lineup(Stage):
 
     def check(self, context: Context) -> None:
         """Raises UserError for a table of own kernels without a row for this device."""
-        if self.own and not self._own_rows(context):
+        if self.own and not self._own_rows(context).exact:
             device = context.device
             raise UserError(
                 f"stages.lineup.own: {self.own} has no row for {device.gfx}/{device.cu_num} ({device.name}), "
                 "expected a table tuned here"
             )
 
-    def _own_rows(self, context: Context) -> dict[ProblemKey, list[Row]]:
-        return _by_key(_rows([Path(self.own).expanduser()] if self.own else [], context), context)
+    def _own_rows(self, context: Context) -> TunedRows:
+        none = TunedRows(device=context.device, exact={})
+        return table_rows(Path(self.own).expanduser(), context) if self.own else none
 
     def run(self, tables: "dict[str, pd.DataFrame]", context: Context) -> "dict[str, pd.DataFrame]":
         """Returns a shortlist for bench, and `lineup`: the entries by name, and the reasons for excluded ones."""
@@ -115,17 +114,18 @@ class Lineup(Stage):
 
         listings = list(_listings(context))
         journals = cache(partial(entries.journal_of, context.run_dir.parent.parent))
-        chosen, own = _chosen(context), self._own_rows(context)
+        chosen, own = chosen_rows(context), self._own_rows(context)
         found: dict[str, list[LineupEntry]] = {}
         builds: dict[str, Build] = {}
         for listing in listings:
-            key = listing.problem.key
-            these = [*entries.tuned_entries(listing, chosen.get(key, ()), own.get(key, ()), journals, context)]
+            rows, rows_of_own = chosen.find(listing.problem), own.find(listing.problem)
+            these = [*entries.tuned_entries(listing, rows, rows_of_own, journals, context)]
             these += [*entries.untuned_entry(listing, context), *entries.other_entries(listing, context)]
             for name, files, engine_format in self._engine_files():
                 these += entries.engine_entries(name, files, engine_format, listing, context)
             found[listing.problem.id] = these
             builds |= {b.id: b for entry in these for b in _builds(entry, listing, context)}
+        _check_names(found, context)
         candidates = {each.problem: [e.candidate for e in found[each.problem.id] if e.candidate] for each in listings}
         compile_entries(list(builds.values()), candidates, _more_finals_s(found, context), context)
         for problem, entry in _autotune_entries(listings, context):
@@ -166,29 +166,11 @@ def _listings(context: Context) -> Iterator[CandidateList]:
             yield listing
 
 
-def _chosen(context: Context) -> dict[ProblemKey, list[Row]]:
-    """The rows of the runtime's tables for this device, those of the output first; by problem key."""
-    paths = native_tables(context.family, context.output, (engine_format for _, engine_format in context.formats))
-    rows = _rows([path for path in paths if path.is_file()], context)
-    rows += [found.row for alternatives in load_tables(context.family).rows.values() for found in alternatives]
-    return _by_key(rows, context)
-
-
-def _rows(paths: Sequence[Path], context: Context) -> list[Row]:
-    """The rows of each table in turn, those of one key best first."""
-    preference = RowPreference(device=context.device.name)
-    tables = (rows_by_key(store.read(path, context.family), context.family, preference) for path in paths)
-    return [row for table in tables for rows in table.values() for row in rows]
-
-
-def _by_key(rows: Sequence[Row], context: Context) -> dict[ProblemKey, list[Row]]:
-    """The rows for this device by problem key, in their order."""
-    names = [c.name for c in context.family.key_columns]
-    found: dict[ProblemKey, list[Row]] = {}
-    for row in rows:
-        if (row["gfx"], row["cu_num"]) == (context.device.gfx, context.device.cu_num):
-            found.setdefault(tuple((name, row[name]) for name in names), []).append(row)
-    return found
+def _check_names(found: Mapping[str, Sequence[LineupEntry]], context: Context) -> None:
+    """Raises UserError for a name in a later stage's options that no entry has."""
+    names = {entry.name for these in found.values() for entry in these}
+    for check in context.entry_checks:
+        check(names, found.keys())
 
 
 def _files(paths: Sequence[str], key: str) -> list[Path]:
@@ -255,5 +237,5 @@ def _shortlist(found: Mapping[str, Sequence[LineupEntry]]) -> list[dict[str, obj
 def _row(problem: str, entry: LineupEntry) -> dict[str, object]:
     candidate = entry.candidate.id if entry.candidate is not None else ""
     cells = {"problem": problem, "name": entry.name, "candidate": candidate, "unlike": entry.unlike}
-    cells |= {"reason": entry.reason, "run_id": entry.run_id}
+    cells |= {"reason": entry.reason, "run_id": entry.run_id, "condition": entry.condition}
     return {**cells, **(asdict(entry.tuning) if entry.tuning is not None else {})}

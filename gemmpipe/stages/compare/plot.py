@@ -13,7 +13,7 @@ from gemmpipe.charts.markup import html_table, join, tag
 from gemmpipe.charts.page import Data, Section, figure, page
 from gemmpipe.core.paths import write_atomic
 from gemmpipe.core.units import time_text
-from gemmpipe.stages.compare.summary import NOTES, marks_of
+from gemmpipe.stages.compare.summary import ABOUT, NOTES, marks_of, shared_line, without_equal_peer
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -55,6 +55,7 @@ def _times(compared: "pd.DataFrame", colours: Colours) -> Section:
     notes = [
         "N x K above each chart; the lines at a point are from the 20 % to the 80 % quantile of its samples.",
         *(f"{note}." for mark, note in NOTES.items() if mark in used),
+        *([f"{ABOUT} approximate: {shared}."] if (shared := shared_line(compared)) else []),
         *([] if has_floor else ["No floor: no option of the group roofline has the peak rates of this device."]),
     ]
     body = join(
@@ -105,11 +106,12 @@ def _line(name: str, rows: Sequence[Row]) -> Series | None:
 def _summary(regimes: "pd.DataFrame") -> Section:
     """The geometric means by regime of M: over the tuned choice, or times where nothing is tuned."""
     ratio = "over_tuned" if regimes["over_tuned"].notna().any() else "us"
-    rows = [row for row in _rows(regimes) if row[ratio] is not None]
+    rows = [row for row in _rows(without_equal_peer(regimes)) if row[ratio] is not None]
     labels = list(dict.fromkeys(str(row["regime"]) for row in rows))
     cells: dict[str, dict[str, str]] = {}
     for row in rows:
-        text = f"{row[ratio]:.2f} ({row[f'{ratio}_least']:.2f} to {row[f'{ratio}_most']:.2f})"
+        about = ABOUT if row.get("shared") else ""
+        text = f"{about}{row[ratio]:.2f} ({row[f'{ratio}_least']:.2f} to {row[f'{ratio}_most']:.2f})"
         cells.setdefault(str(row["name"]), {})[str(row["regime"])] = text
     table = html_table(
         ("name", *labels),

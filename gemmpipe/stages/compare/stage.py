@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
@@ -10,16 +11,20 @@ from gemmpipe import journal
 from gemmpipe.backends.same_size import BLOCKWISE, EMPTY, SameSize
 from gemmpipe.bench.timer import paired_ratio
 from gemmpipe.core.data import FINALS, Device, Problem, Status
-from gemmpipe.core.errors import UserError, suggest_or_list
+from gemmpipe.core.errors import UserError
 from gemmpipe.core.events import counted
 from gemmpipe.core.files import read_object
 from gemmpipe.core.text_table import terminal_width
 from gemmpipe.family.roofline import find_roofline, floor_us
 from gemmpipe.stages import Context, Stage
 from gemmpipe.stages.compare import summary as regimes
+from gemmpipe.stages.compare.baseline import check_entries, check_label
+from gemmpipe.stages.compare.choices import with_fastest
 from gemmpipe.stages.compare.entries import NAMES, OWN, TUNED
 from gemmpipe.stages.compare.plot import plot
 from gemmpipe.stages.rows import TrialRow, row_samples_us, row_time_us, trials_by_candidate
+from gemmpipe.stages.selections import policy_of_times
+from gemmpipe.tables.merge import shared_policy
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -49,6 +54,9 @@ COMPARED = (
     "of",
     "compiled",
     "extra_weight_bytes",
+    "fastest",
+    "condition",
+    "policy",
     "error",
 )
 """The columns of `compared`; `over_tuned` and `over_own` are ratios paired by round."""
@@ -71,12 +79,10 @@ class Compare(Stage):
     accumulates: ClassVar[tuple[str, ...]] = ("problems", "lineup", "trials")  # a summary is of the whole run
 
     def check(self, context: Context) -> None:
-        """Raises UserError for a baseline that no entry can have as its name."""
-        known = {*NAMES, regimes.LIBRARY, regimes.PEER, *(i.label for i in context.implementations)}
-        if self.baseline is not None and not {self.baseline, self.baseline.partition(" ")[0]} & known:
-            raise UserError(
-                f"stages.compare.baseline: no entry named '{self.baseline}'{suggest_or_list(self.baseline, known)}"
-            )
+        """Raises UserError for a baseline that no entry can have as its name; the lineup checks the rest of it."""
+        if self.baseline is not None:
+            check_label(self.baseline, {i.label for i in context.implementations})
+            context.entry_checks.append(partial(check_entries, self.baseline, context))
 
     def usual_s(self, device: Device) -> float:
         """With the page and the tables of the run: 0.7 and 0.9 s for 56 and 112 problems (H100, H200, 2026-11)."""
@@ -92,8 +98,11 @@ class Compare(Stage):
         for problem in context.problems:
             entries: list[TrialRow] = lineup.get(problem.id, [])  # type: ignore[assignment]
             rows += self._rows(problem, entries, trials, context)
-        compared = pd.DataFrame(rows, columns=list(COMPARED))
+        compared = with_fastest(pd.DataFrame(rows, columns=list(COMPARED)))
+        _note_untimed(compared, context)
         summary = regimes.summarize(compared, self.regimes)
+        if (text := regimes.shared_line(compared)) and shared_policy(context.device.kind) not in context.policy:
+            context.events.emit("warning", f"{text}; compare again on an idle machine")
         context.final_lines[:] = regimes.lines(compared, summary, self.baseline, terminal_width())
         roofline = find_roofline(context.device.gfx, context.device.name, context.rooflines)
         if roofline is not None and not roofline.measured:
@@ -130,11 +139,28 @@ class Compare(Stage):
             library = trial is not None and _is_library(name, trial, context)
             kinds = {"unlike": entry["unlike"], "library": library, "peer": _is_peer(entry, trial)}
             result = {c: trial[c] for c in _FROM_TRIAL} if trial is not None else _missing_cells(entry)
+            policy = _policy(problem, trial, context) if trial is not None and us is not None else ""
+            result |= {"policy": policy, "condition": entry["condition"]}
             cost = {"tuning_s": entry["seconds"], **{c: entry[c] for c in ("tried", "of", "compiled")}}
             over = {"over_tuned": _ratio(trial, named.get(TUNED)), "over_own": _ratio(trial, named.get(OWN))}
             over["over_floor"] = us / floor if us is not None and floor else None
             rows.append({**cells, "name": name, **kinds, "us": us} | result | over | cost)
         return rows
+
+
+def _policy(problem: Problem, trial: TrialRow, context: Context) -> str:
+    """How an entry was timed, in the words of the tables' rows."""
+    no_dependent = trial["no_dependent_launch"] is True
+    policy = policy_of_times(context.policy, context.family, [problem], no_dependent=no_dependent)
+    shared = shared_policy(context.device.kind)
+    return f"{policy} {shared}" if trial["shared"] is True and shared not in policy else policy
+
+
+def _note_untimed(compared: "pd.DataFrame", context: Context) -> None:
+    """The problems of a comparison that has no time at all are unsolved."""
+    mine = {problem.id for problem in context.problems}
+    earlier = [name for name in context.unsolved if name not in mine]  # a batch before may have had no time
+    context.unsolved[:] = earlier if compared["us"].notna().any() else [*earlier, *(p.id for p in context.problems)]
 
 
 def _tuning_cost_lines(lineup: "pd.DataFrame", runs: Path) -> Iterator[str]:

@@ -4,35 +4,43 @@ import math
 from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from gemmpipe.backends import NOT_THIS_PRODUCT
 from gemmpipe.core.data import Status, median
-from gemmpipe.core.errors import suggest_or_list
-from gemmpipe.core.events import counted
+from gemmpipe.core.events import counted, verb
 from gemmpipe.core.text_table import Column, aligned, beside
 from gemmpipe.core.units import MISSING, time_text
-from gemmpipe.stages.compare.entries import AUTOTUNE, TUNED
+from gemmpipe.stages.compare.absent import NO_GPU
+from gemmpipe.stages.compare.baseline import LIBRARY, PEER, full_name, grouped_name, unknown_line
+from gemmpipe.stages.compare.choices import choice_lines, fastest, fastest_of, slower_problems
+from gemmpipe.stages.compare.entries import AUTOTUNE, OWN, TUNED
+from gemmpipe.tables.merge import SHARED_CPU, SHARED_GPU
 
 if TYPE_CHECKING:
     import pandas as pd
 
-LIBRARY, PEER = "fastest library", "fastest peer"
-"""The fastest of a library's paths, and of everything by others; neither needs more weight memory."""
 _MEANS = ("over_tuned", "over_own", "over_floor", "us")
 REGIMES = (
     "regime",
     "name",
     *(f"{r}{of}" for r in _MEANS for of in ("", "_least", "_most", "_of")),
     "own_behind",
+    "shared",
 )
-"""The columns of `regimes`: geometric means of columns of `compared`, with least, most and count."""
-UNLIKE, COPIED = "*", "+"
+"""The columns of `regimes`: geometric means of columns of `compared`, with least, most and count; `shared` counts the
+problems that were timed while other processes used the device."""
+UNLIKE, COPIED, ABOUT = "*", "+", "~"
+_AND_PEER = f" and '{PEER}'"
 NOTES = {
     UNLIKE: "* computes another product of this size, or nothing",
-    COPIED: f"+ keeps a copy of the weight, which takes more memory: does not count for '{LIBRARY}' and '{PEER}'",
+    COPIED: f"+ keeps a copy of the weight, which takes more memory: does not count for '{LIBRARY}'{_AND_PEER}",
 }
 _BASELINE_TITLES = ("own kernels", "own behind", "tuned", "over floor (most)")
 _ROOM_FOR_RANGES = 60
-_MOST_LINES = 20
-_NO_GPU = ("no GPU", "no NVIDIA GPU")
+_JOINED = {
+    "not timed without a GPU": NO_GPU,
+    "not timed, as not for these products on any device": (NOT_THIS_PRODUCT,),
+}
+"""What is said of all entries together with reasons that begin so."""
 _MOST_NAMES = 6
 """A backend with more names is one entry of the summary, its fastest candidate on each problem."""
 
@@ -72,20 +80,9 @@ def _by_name(within: "pd.DataFrame", many: Collection[str]) -> "Iterator[tuple[s
     for name, part in within[~grouped].groupby("name", sort=False):
         yield str(name), part
     for label, part in within[grouped].groupby("libtype", sort=False):
-        yield f"{label}, its fastest", _fastest(part)
+        yield grouped_name(str(label)), fastest(part)
     yield LIBRARY, fastest_of(within, LIBRARY)
     yield PEER, fastest_of(within, PEER)
-
-
-def fastest_of(compared: "pd.DataFrame", kind: str) -> "pd.DataFrame":
-    """The row of the fastest path of each problem, among libraries (LIBRARY) or peers (PEER)."""
-    chosen = compared["library"] & (compared["name"] != TUNED) if kind == LIBRARY else compared["peer"]
-    return _fastest(compared[chosen])
-
-
-def _fastest(rows: "pd.DataFrame") -> "pd.DataFrame":
-    """The fastest row of each problem, by its paired ratio where there is one."""
-    return rows[rows["us"].notna()].sort_values(["over_tuned", "us"]).drop_duplicates("problem")
 
 
 def _means(part: "pd.DataFrame") -> dict[str, float]:
@@ -96,7 +93,26 @@ def _means(part: "pd.DataFrame") -> dict[str, float]:
         if values:
             mean = math.exp(sum(map(math.log, values)) / len(values))
             found |= {column: mean, f"{column}_least": min(values), f"{column}_most": max(values)}
-    return found | {"own_behind": int((part["over_own"] < 1).sum())}
+    return found | {"own_behind": int((part["over_own"] < 1).sum()), "shared": len(_shared(part))}
+
+
+def _shared(rows: "pd.DataFrame") -> set[str]:
+    """The problems with times that were taken while other processes used the device."""
+    words = frozenset((SHARED_CPU, SHARED_GPU))
+    policies = zip(rows["problem"], rows["policy"], strict=True)
+    return {str(problem) for problem, policy in policies if not words.isdisjoint(str(policy).split())}
+
+
+def shared_line(compared: "pd.DataFrame") -> str:
+    """`2 of 3 problems were timed while other processes used the CPU (shared_cpu)`; empty if none was."""
+    timed = compared[compared["us"].notna()]
+    shared = _shared(timed)
+    if not shared:
+        return ""
+    on_cpu = any(SHARED_CPU in str(policy).split() for policy in timed["policy"])
+    of_all = f"{len(shared):,} of {counted(timed['problem'].nunique(), 'problem')} {verb(len(shared), 'was', 'were')}"
+    user = f"other processes used the CPU ({SHARED_CPU})" if on_cpu else f"other work used the GPU ({SHARED_GPU})"
+    return f"{of_all} timed while {user}"
 
 
 def lines(compared: "pd.DataFrame", regimes: "pd.DataFrame", baseline: str | None, width: int) -> list[str]:
@@ -104,20 +120,27 @@ def lines(compared: "pd.DataFrame", regimes: "pd.DataFrame", baseline: str | Non
 
     Its tables have at most `width` columns.
     """
-    name = _full_name(baseline or LIBRARY, regimes["name"])
+    if not compared["us"].notna().any():
+        number = counted(compared["problem"].nunique(), "problem")
+        return [f"nothing was timed: no entry of {number} can run here, for these reasons:", *_untimed_lines(compared)]
+    name = full_name(baseline or LIBRARY, set(regimes["name"]))
+    shown = regimes if name == PEER else without_equal_peer(regimes)
     return [
-        *_ratio_table(regimes, marks_of(compared), width),
-        *_baseline_table(regimes, name, width),
-        *_slower_problems(compared, name),
+        *_ratio_table(shown, marks_of(compared), width),
+        *([f"  {ABOUT} approximate: {shared}"] if (shared := shared_line(compared)) else []),
+        *choice_lines(compared),
+        *_baseline_lines(compared, regimes, name, width),
+        *slower_problems(compared, name),
         *_tuning_lines(compared),
         *_untimed_lines(compared),
     ]
 
 
-def _full_name(baseline: str, timed: "pd.Series[str]") -> str:
-    """The name of a backend's only timed path, if `baseline` is a backend's label; else `baseline`."""
-    own = {name for name in timed if name.startswith(f"{baseline} ")}
-    return own.pop() if len(own) == 1 and baseline not in set(timed) else baseline
+def without_equal_peer(regimes: "pd.DataFrame") -> "pd.DataFrame":
+    """Without the fastest peer where it is the fastest library: no peer has run, or none is faster."""
+    columns = ["regime", *(f"{ratio}{of}" for ratio in _MEANS for of in ("", "_of"))]
+    library, peer = (regimes[regimes["name"] == name][columns].reset_index(drop=True) for name in (LIBRARY, PEER))
+    return regimes[regimes["name"] != PEER] if library.equals(peer) else regimes
 
 
 def marks_of(compared: "pd.DataFrame") -> dict[str, str]:
@@ -152,26 +175,37 @@ def _ratio_table(regimes: "pd.DataFrame", marked: Mapping[str, str], width: int)
         for label in dict.fromkeys(map(str, shown["regime"]))
     ]
     used = "".join(marked.get(name, "") for name in by_name)
+    notes = [note if PEER in by_name else note.replace(_AND_PEER, "") for mark, note in NOTES.items() if mark in used]
     ranges = " (least to most)" if width >= _ROOM_FOR_RANGES else ""
     title = f"{what}: geomean{ranges}"  # on a line of its own: the first column is that of the names
     table = [line for part in beside(columns, width, names) for line in aligned([names, *part], width)]
-    return [title, *table, *(f"  {note}" for mark, note in NOTES.items() if mark in used)]
+    return [title, *table, *(f"  {note}" for note in notes)]
 
 
 def _span(row: "Mapping[Hashable, Any]", ratio: str, width: int) -> str:
     """The mean with its range; the mean alone where a table of `width` columns has no room (regimes.csv has both)."""
     values = [row[f"{ratio}{of}"] for of in ("", "_least", "_most")]
     mean, least, most = (time_text(value) if ratio == "us" else f"{value:.2f}" for value in values)
-    return mean if least == most or width < _ROOM_FOR_RANGES else f"{mean} ({least} to {most})"
+    text = mean if least == most or width < _ROOM_FOR_RANGES else f"{mean} ({least} to {most})"
+    return f"{_about(row)}{text}"
+
+
+def _about(row: "Mapping[Hashable, Any]") -> str:
+    return ABOUT if row.get("shared", 0) else ""
+
+
+def _baseline_lines(compared: "pd.DataFrame", regimes: "pd.DataFrame", name: str, width: int) -> list[str]:
+    """The table of own kernels and the choice against one entry, or why there is none."""
+    if name in set(regimes["name"]):
+        return _baseline_table(regimes, name, width)
+    ours = compared[compared["name"].isin((TUNED, OWN)) & compared["us"].notna()]
+    if name == LIBRARY and not len(ours):
+        return []  # there is nothing to compare with one
+    return [unknown_line(name, regimes["name"], set(compared["name"]))]
 
 
 def _baseline_table(regimes: "pd.DataFrame", name: str, width: int) -> list[str]:
     """Own kernels and the choice against one entry, a row per regime; columns without a value are left out."""
-    if name not in set(regimes["name"]):
-        several = [str(n) for n in dict.fromkeys(regimes["name"]) if n.startswith(f"{name} ")]
-        if several:
-            return [f"stages.compare.baseline: '{name}' has several paths; expected one of {', '.join(several)}"]
-        return [f"stages.compare.baseline: no timed entry named '{name}'{suggest_or_list(name, regimes['name'])}"]
     if not regimes[["over_own_of", "over_tuned_of"]].to_numpy().any():
         return []  # without an own kernel and a choice it is compared with nothing
     labels, rows = [], []
@@ -196,22 +230,7 @@ def _baseline_table(regimes: "pd.DataFrame", name: str, width: int) -> list[str]
 def _pair(row: "Mapping[Hashable, Any]", ratio: str, which: str) -> str:
     if not row.get(f"{ratio}_of", 0):
         return MISSING
-    return f"{row[ratio]:.2f} ({row[f'{ratio}_{which}']:.2f}) of {row[f'{ratio}_of']:.0f}"
-
-
-def _slower_problems(compared: "pd.DataFrame", baseline: str) -> list[str]:
-    """The problems with own kernels slower than the baseline, the worst first."""
-    rows = fastest_of(compared, baseline) if baseline in (LIBRARY, PEER) else compared[compared["name"] == baseline]
-    timed = rows.dropna(subset=["over_own"])
-    if not len(timed):
-        return []
-    lost = timed[timed["over_own"] < 1].sort_values("over_own")
-    text = [f"own kernels behind {baseline} on {len(lost)} of {counted(len(timed), 'problem')}"]
-    for row in lost.head(_MOST_LINES).to_dict("records"):
-        text.append(
-            f"  M={row['M']} N={row['N']} K={row['K']}: {row['over_own']:.3f} ({row['name']} {time_text(row['us'])})"
-        )
-    return text + ([f"  and {len(lost) - _MOST_LINES} more in compared.csv"] if len(lost) > _MOST_LINES else [])
+    return f"{_about(row)}{row[ratio]:.2f} ({row[f'{ratio}_{which}']:.2f}) of {row[f'{ratio}_of']:.0f}"
 
 
 def _tuning_lines(compared: "pd.DataFrame") -> list[str]:
@@ -233,13 +252,22 @@ def _untimed_lines(compared: "pd.DataFrame") -> list[str]:
         excluded = row["status"] == Status.UNSUPPORTED  # by a rule, or as there is no row: that is the reason alone
         reason = str(row["error"]) if excluded else f"{row['status']}: {row['error']}"
         kinds.setdefault((str(row["name"]), ":".join(reason.split(":")[: 1 if excluded else 2])), []).append(reason)
-    no_gpu = [name for (name, _), reasons in kinds.items() if reasons[0].startswith(_NO_GPU)]
-    joined = no_gpu if len(no_gpu) > 1 else []  # on a CPU most entries: one line for all
+    joined: dict[
+        str, list[str]
+    ] = {}  # on a CPU most entries: a line for those without a GPU, and for those without use
+    for (name, _), reasons in kinds.items():
+        if title := _joined_title(reasons[0]):
+            joined.setdefault(title, []).append(name)
     shown: dict[str, list[str]] = {}
     for (name, _), reasons in kinds.items():
-        if name in joined and reasons[0].startswith(_NO_GPU):
-            continue
-        alike = "" if len(set(reasons)) == 1 else ", or similar"
-        shown.setdefault(f"{reasons[0]}{alike} ({counted(len(reasons), 'problem')})", []).append(name)
-    without = [f"not timed without a GPU: {', '.join(joined)} (compared.csv has why)"] if joined else []
-    return [*(f"not timed: {', '.join(names)}: {reason}" for reason, names in shown.items()), *without]
+        if len(joined.get(_joined_title(reasons[0]), ())) < 2:
+            alike = "" if len(set(reasons)) == 1 else ", or similar"
+            shown.setdefault(f"{reasons[0]}{alike} ({counted(len(reasons), 'problem')})", []).append(name)
+    lines = [f"not timed: {', '.join(names)}: {reason}" for reason, names in shown.items()]
+    joined = {title: list(dict.fromkeys(names)) for title, names in joined.items() if len(names) > 1}
+    return lines + [f"{title}: {', '.join(names)} (compared.csv has why)" for title, names in joined.items()]
+
+
+def _joined_title(reason: str) -> str:
+    """What is said once of all entries with such a reason; empty for reasons with a line of their own."""
+    return next((title for title, beginnings in _JOINED.items() if reason.startswith(beginnings)), "")

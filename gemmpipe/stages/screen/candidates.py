@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from typing import TypeVar
 
+from gemmpipe.backends import missing_reason
 from gemmpipe.core.data import Build, Candidate, Device, Knobs, Problem, Status, canonical_json
 from gemmpipe.core.events import counted
 from gemmpipe.family import Family, GemmSpec, Implementation, load_family
@@ -68,7 +69,9 @@ class CandidateFilter:
         own, spec, device = self.implementation, self.spec, self.device
         return call_plugin(
             own,
-            lambda: EnumeratedConfigs(missing=own.unavailable(device), configs=tuple(own.configs(spec, device, space))),
+            lambda: EnumeratedConfigs(
+                missing=missing_reason(own, spec, device), configs=tuple(own.configs(spec, device, space))
+            ),
         )
 
     def candidate(self, config: Knobs) -> tuple[Candidate, FilterResult | None]:
@@ -139,6 +142,10 @@ class SpaceReport:
     configs: int = 0
     normalised: int = 0
     excluded_by: Counter[str] = field(default_factory=Counter)
+    fitting: set[str] = field(default_factory=set)
+    """Labels with a candidate that fits a problem."""
+    missing: dict[str, str] = field(default_factory=dict)
+    """Label -> reason why nothing of it can run."""
     unavailable: dict[str, str] = field(default_factory=dict)
     """Label -> reason why it is not available; for backends that list candidates only where they are available."""
     left_out: Counter[tuple[str, str]] = field(default_factory=Counter)
@@ -153,6 +160,8 @@ class SpaceReport:
         self.configs += other.configs
         self.normalised += other.normalised
         self.excluded_by.update(other.excluded_by)
+        self.fitting |= other.fitting
+        self.missing |= other.missing
         self.unavailable |= other.unavailable
         self.left_out.update(other.left_out)
         self.raised.update(other.raised)
@@ -268,6 +277,7 @@ def list_candidates(
         for candidate, result in _filtered(candidate_filter, space, known, report):
             if result.status is None:
                 fit[candidate] = result
+                report.fitting.add(implementation.label)
             else:
                 excluded.append(_excluded_row(candidate, result))
     own = {i.label for i in family.implementations}
@@ -310,8 +320,10 @@ def _filtered(
         report.left_out[label, str(raised)] += 1
         yield Candidate.of(label, {}), FilterResult.from_error(raised)
     configs = (*listed.configs, *known)
-    if listed.missing and not configs:
-        report.unavailable[label] = listed.missing
+    if listed.missing:
+        report.missing[label] = listed.missing
+        if not configs:
+            report.unavailable[label] = listed.missing
     kept = {candidate_filter.candidate(knobs)[0] for knobs in known}
     seen: set[Candidate] = set()
     for config in configs:

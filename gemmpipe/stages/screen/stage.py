@@ -21,6 +21,7 @@ from gemmpipe.stages.history import TrialCache
 from gemmpipe.stages.needed_builds import compile_ahead
 from gemmpipe.stages.rows import config_text, excluded_frame, trial_frame
 from gemmpipe.stages.screen.candidates import SpaceReport
+from gemmpipe.stages.screen.named_backends import not_timed_lines
 from gemmpipe.stages.screen.scheduler import Scheduler
 from gemmpipe.stages.screen.search_pool import SearchPool, SessionStarted
 from gemmpipe.stages.screen.search_processes import search_pool_for
@@ -162,6 +163,9 @@ class Screen(Stage):
             context.events.emit("detail", line)
         for warning in report.warnings():
             context.events.emit("warning", warning)
+        for line in not_timed_lines(context, report):
+            context.events.emit("line", line)
+        context.named_backends.clear()  # once per run, not per batch
         return states
 
     def _bucket_requests(
