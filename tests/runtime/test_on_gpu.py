@@ -11,7 +11,7 @@ from gemmpipe.core.device import gpu_device
 from gemmpipe.family import Family, GemmSpec, Inputs, KernelDefaults, Weights, load_family
 from gemmpipe.family.problem import make_problem
 from gemmpipe.family.reference import error_ratio
-from gemmpipe.runtime import gemm_a8w8_blockscale, prepare_weight, reload
+from gemmpipe.runtime import gemm_a8w8_blockscale, linear_fp8, prepare_weight, reload
 from gemmpipe.runtime.dispatch import dispatch_of
 from gemmpipe.runtime.weight_cache import WEIGHT_CACHE
 from gemmpipe.tables.store import render
@@ -221,3 +221,22 @@ def test_a_launch_that_cannot_be_is_skipped(tuned, caplog, monkeypatch) -> None:
     made = case(16)
     right(call(made), made)
     assert "failed and is skipped: RuntimeError: out of resource" in caplog.text
+
+
+@pytest.mark.parametrize("m", [1, 16, 300])
+def test_a_bias_of_a_linear_layer_by_blocks_is_added_once(m: int) -> None:
+    """Its kernels have none; at once and in a graph."""
+    reload()
+    generator = torch.Generator(device="cuda").manual_seed(1)
+    x = torch.randn(m, 4096, generator=generator, device="cuda").bfloat16()
+    w = torch.randn(1280, 4096, generator=generator, device="cuda").to(torch.float8_e4m3fn)
+    scale = torch.rand(10, 32, generator=generator, device="cuda") / 64
+    bias = (100 * torch.randn(1280, generator=generator, device="cuda")).bfloat16()
+    expected = linear_fp8(x, w, scale).float() + bias.float()
+    torch.testing.assert_close(linear_fp8(x, w, scale, bias).float(), expected, rtol=0.02, atol=0.1)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = linear_fp8(x, w, scale, bias)
+    out.fill_(float("nan"))
+    graph.replay()
+    torch.testing.assert_close(out.float(), expected, rtol=0.02, atol=0.1)
