@@ -64,7 +64,7 @@ SHORT = {
     "runtime/copy_log.py": "one log",
     "search/forest.py": "needs scikit-learn, the others do not",
     "stages/dispatch.py": "one stage",
-    "stages/screen/named_backends.py": "what screen prints of the backends that were named",
+    "stages/screen/not_timed.py": "what screen prints of the backends that were named",
     "stages/memory_options.py": "the rows of a table; the report presents them",
     "stages/workload.py": "imported by the report without stages",
     "tables/file_names.py": "imported by sources without the tables",

@@ -21,7 +21,7 @@ from gemmpipe.stages.history import TrialCache
 from gemmpipe.stages.needed_builds import compile_ahead
 from gemmpipe.stages.rows import config_text, excluded_frame, trial_frame
 from gemmpipe.stages.screen.candidates import SpaceReport
-from gemmpipe.stages.screen.named_backends import not_timed_lines
+from gemmpipe.stages.screen.not_timed import not_timed_lines
 from gemmpipe.stages.screen.scheduler import Scheduler
 from gemmpipe.stages.screen.search_pool import SearchPool, SessionStarted
 from gemmpipe.stages.screen.search_processes import search_pool_for

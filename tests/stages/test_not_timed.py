@@ -10,7 +10,7 @@ from gemmpipe.core.device import cpu_device
 from gemmpipe.family import KernelDefaults, load_family
 from gemmpipe.stages import Context, NamedBackend
 from gemmpipe.stages.screen.candidates import SpaceReport
-from gemmpipe.stages.screen.named_backends import not_timed_lines
+from gemmpipe.stages.screen.not_timed import not_timed_lines
 
 FAMILY = load_family("a8w8_blockscale")
 MISSING = {name: f"the package {name} is not installed: pip install {name}" for name in ("deepgemm", "quack", "other")}
