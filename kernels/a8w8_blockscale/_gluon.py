@@ -29,6 +29,7 @@ from gemmpipe.templates.params import (
     OWN_PACE,
     SCALE_BLOCK,
     SCALE_BLOCKS,
+    TWO_IN_FLIGHT,
     int_knob,
 )
 from gemmpipe.templates.tiled import ceil_div, check_scale_order, readable_scale_orders
@@ -51,6 +52,8 @@ _STRIDE_ARGUMENTS = {
 _WAVES_KERNEL = "gemmpipe.kernels.a8w8_blockscale._hopper_waves_kernel:blockscale_waves"
 _WAVES_REGISTERS = {COPIED: (240, 24), PANELS: (240, 24), STRIDED: (224, 56)}
 """With OWN_PACE: registers of a thread of a math warpgroup, and of the other warps, two of which may load scales."""
+_TWO_IN_FLIGHT_COLUMNS = 128
+"""The widest tile of 128 rows of which a thread's registers hold two products and the sums; see own_pace.two_fit."""
 _SCALE_LOADER_REGISTERS = 40
 """Registers per thread of the warps that hold eight scales of each of two rows; more would be the math warpgroups'."""
 
@@ -123,7 +126,10 @@ class BlockscaleWarpSpecialised(WarpSpecialised):
         return (*super().knob_names(spec, device), *BLOCK_SCALED_KNOBS)
 
     def normalise(self, spec: GemmSpec, knobs: Knobs, device: Device) -> Knobs:
-        """Further knobs if true: CONSTANT_NK; ONE_WARPGROUP for 64 rows; OWN_PACE for 128, and for 256 always."""
+        """Further knobs if true: CONSTANT_NK; ONE_WARPGROUP for 64 rows; OWN_PACE for 128, and for 256 always.
+
+        With OWN_PACE and 128 rows also TWO_IN_FLIGHT.
+        """
         kept = dict(super().normalise(spec, knobs, device))
         kept |= {name: True for name in BLOCK_SCALED_KNOBS if knobs.get(name)}
         rows = int_knob(kept, "BLOCK_SIZE_M")
@@ -131,6 +137,8 @@ class BlockscaleWarpSpecialised(WarpSpecialised):
             kept[OWN_PACE] = True
         elif rows < 2 * WARPGROUP_M:
             kept.pop(OWN_PACE, None)
+        if rows != 2 * WARPGROUP_M or not kept.get(OWN_PACE):
+            kept.pop(TWO_IN_FLIGHT, None)
         if rows != WARPGROUP_M:
             kept.pop(ONE_WARPGROUP, None)
         return kept
@@ -175,6 +183,8 @@ class BlockscaleWarpSpecialised(WarpSpecialised):
         if reason := super().unsupported_reason(spec, knobs, device):
             return reason
         columns = warpgroup_columns(knobs)
+        if knobs.get(TWO_IN_FLIGHT) and columns > _TWO_IN_FLIGHT_COLUMNS:
+            return f"{TWO_IN_FLIGHT}: {columns} columns, registers hold two products of up to {_TWO_IN_FLIGHT_COLUMNS}"
         if columns > SCALE_BLOCK + gcd(columns, SCALE_BLOCK):  # a tile begins at a multiple of its columns
             return f"scales: {columns} columns per warpgroup may span three scale blocks, two are loaded"
         return None
@@ -200,7 +210,7 @@ class BlockscaleWarpSpecialised(WarpSpecialised):
         sizes = {"N": spec.n, "blocks": ceil_div(spec.k, SCALE_BLOCK)} if knobs.get(CONSTANT_NK) else {}
         common = {**strides, "SCALE_BLOCK": SCALE_BLOCK, "BUFFERS": stage_buffers(knobs)}
         if in_waves(knobs):
-            return {**common, "READING": self.reading, **sizes}
+            return {**common, "READING": self.reading, TWO_IN_FLIGHT: bool(knobs.get(TWO_IN_FLIGHT)), **sizes}
         batch, groups = _batch(spec, knobs, self.reading), math_warpgroups(knobs)
         return {**common, "BATCH": batch, "READING": self.reading, "WARPGROUPS": groups, **sizes}
 

@@ -55,7 +55,7 @@ def scales_of_columns(w_scale_ptr, w_scale_stride, column, work, SCALE_BLOCK: gl
 @gluon.jit
 def math_warpgroup(
     wg, out, w_scale_ptr, w_scale_stride, ring, handover, work, SCALE_BLOCK: gl.constexpr, STAGES: gl.constexpr,
-    IN_PANELS: gl.constexpr,
+    IN_PANELS: gl.constexpr, TWO_IN_FLIGHT: gl.constexpr,
 ):  # fmt: skip
     """A math warpgroup: all columns of its waves. IN_PANELS: x's scales are in panels."""
     slot = 0
@@ -75,7 +75,7 @@ def math_warpgroup(
         of = scales_of_columns(w_scale_ptr, w_scale_stride, column, work, SCALE_BLOCK)
         slot, phase, sums = multiply_at_own_pace(
             wg, x_at, w_at, slot, phase, work.blocks, of.low_ptr, of.high_ptr, of.edge, panel if IN_PANELS else None,
-            half, STAGES, SCALE_BLOCK,
+            half, STAGES, SCALE_BLOCK, TWO_IN_FLIGHT,
         )  # fmt: skip
         if IN_PANELS:
             panel += work.blocks // 4
@@ -93,10 +93,10 @@ def math_warpgroup(
 @gluon.jit
 def init_and_store_warp(
     first, second, out, handover, work, ring, check, STAGES: gl.constexpr, SPLIT_K: gl.constexpr,
-    FILLERS: gl.constexpr,
+    FILLERS: gl.constexpr, AT_ONCE: gl.constexpr,
 ):  # fmt: skip
     """Initialises the barriers, then stores the shares of warpgroup `first`, and of `second` unless it is None."""
-    init_warp(ring, check, first.BLOCK_SIZE_M, STAGES, SPLIT_K, FILLERS)
+    init_warp(ring, check, first.BLOCK_SIZE_M, STAGES, SPLIT_K, FILLERS, AT_ONCE)
     if stages_all(first, ring.stage):
         store_warp(first, second, out, ring.stage, handover, work)
 
@@ -114,20 +114,20 @@ def second_store_warp(second, out, handover, work, ring, SPLIT_K: gl.constexpr):
 def run_with_scale_warps(
     x, w, out, scales, w_scale_ptr, w_scale_stride, scale_stride, scale_row_stride, places, work, own,
     BLOCK_SIZE_M: gl.constexpr, BLOCK_SIZE_N: gl.constexpr, STAGES: gl.constexpr, SPLIT_K: gl.constexpr,
-    REGISTERS: gl.constexpr, LOADER_REGISTERS: gl.constexpr, SCALE_BLOCK: gl.constexpr,
+    REGISTERS: gl.constexpr, LOADER_REGISTERS: gl.constexpr, SCALE_BLOCK: gl.constexpr, TWO_IN_FLIGHT: gl.constexpr,
 ):  # fmt: skip
     """All warps: two of them load x's scales, one stores for both warpgroups."""
     gl.warp_specialize([
         (math_warpgroup,
          (wave_partition(0, BLOCK_SIZE_M, BLOCK_SIZE_N, 8), out, w_scale_ptr, w_scale_stride, places.ring,
-          places.handover, own, SCALE_BLOCK, STAGES, False)),
+          places.handover, own, SCALE_BLOCK, STAGES, False, TWO_IN_FLIGHT)),
         (math_warpgroup,
          (wave_partition(1, BLOCK_SIZE_M, BLOCK_SIZE_N, 8), out, w_scale_ptr, w_scale_stride, places.ring,
-          places.handover, own, SCALE_BLOCK, STAGES, False)),
+          places.handover, own, SCALE_BLOCK, STAGES, False, TWO_IN_FLIGHT)),
         (producer_warp, (x, w, None, 0, places.bare, work, BLOCK_SIZE_N, SPLIT_K)),
         (init_and_store_warp,
          (wave_partition(0, BLOCK_SIZE_M, BLOCK_SIZE_N, 8), wave_partition(1, BLOCK_SIZE_M, BLOCK_SIZE_N, 8), out,
-          places.handover, own, places.ring, places.check, STAGES, SPLIT_K, 2)),
+          places.handover, own, places.ring, places.check, STAGES, SPLIT_K, 2, TWO_IN_FLIGHT)),
         (scale_producer_warps,
          (scales, scale_row_stride, scale_stride, places.ring, work, BLOCK_SIZE_N, False, SPLIT_K)),
     ], [4, 1, 1, 2], [REGISTERS, LOADER_REGISTERS, LOADER_REGISTERS, LOADER_REGISTERS])  # fmt: skip
@@ -138,20 +138,21 @@ def run_with_store_warps(
     x, w, out, scales, w_scale_ptr, w_scale_stride, scale_stride, scale_row_stride, places, work, own,
     BLOCK_SIZE_M: gl.constexpr, BLOCK_SIZE_N: gl.constexpr, STAGES: gl.constexpr, SPLIT_K: gl.constexpr,
     REGISTERS: gl.constexpr, LOADER_REGISTERS: gl.constexpr, SCALE_BLOCK: gl.constexpr, IN_PANELS: gl.constexpr,
+    TWO_IN_FLIGHT: gl.constexpr,
 ):  # fmt: skip
     """All warps: one for each warpgroup stores, and one copies x's scales if they are in panels."""
     gl.warp_specialize([
         (math_warpgroup,
          (wave_partition(0, BLOCK_SIZE_M, BLOCK_SIZE_N, 8), out, w_scale_ptr, w_scale_stride, places.ring,
-          places.handover, own, SCALE_BLOCK, STAGES, IN_PANELS)),
+          places.handover, own, SCALE_BLOCK, STAGES, IN_PANELS, TWO_IN_FLIGHT)),
         (math_warpgroup,
          (wave_partition(1, BLOCK_SIZE_M, BLOCK_SIZE_N, 8), out, w_scale_ptr, w_scale_stride, places.ring,
-          places.handover, own, SCALE_BLOCK, STAGES, IN_PANELS)),
+          places.handover, own, SCALE_BLOCK, STAGES, IN_PANELS, TWO_IN_FLIGHT)),
         (producer_warp, (x, w, None, 0, places.bare, work, BLOCK_SIZE_N, SPLIT_K)) if IN_PANELS else
         (producer_warp, (x, w, scales, scale_stride, places.ring, work, BLOCK_SIZE_N, SPLIT_K)),
         (init_and_store_warp,
          (wave_partition(0, BLOCK_SIZE_M, BLOCK_SIZE_N, 8), None, out, places.handover, own, places.ring,
-          places.check, STAGES, SPLIT_K, 1)),
+          places.check, STAGES, SPLIT_K, 1, TWO_IN_FLIGHT)),
         (second_store_warp,
          (wave_partition(1, BLOCK_SIZE_M, BLOCK_SIZE_N, 8), out, places.handover, own, places.ring, SPLIT_K)),
         (panel_warp, (scales, scale_row_stride, places.ring, places.panel_bars, work, BLOCK_SIZE_N, SPLIT_K))
@@ -166,12 +167,13 @@ def blockscale_waves(
     M, N, blocks, programs, group_m, whole, splits, w_scale_stride, scale_stride, scale_row_stride,
     BLOCK_SIZE_M: gl.constexpr, BLOCK_SIZE_N: gl.constexpr, BLOCK_SIZE_K: gl.constexpr, STAGES: gl.constexpr,
     SPLIT_K: gl.constexpr, REGISTERS: gl.constexpr, LOADER_REGISTERS: gl.constexpr, SCALE_BLOCK: gl.constexpr,
-    BUFFERS: gl.constexpr, READING: gl.constexpr,
+    BUFFERS: gl.constexpr, READING: gl.constexpr, TWO_IN_FLIGHT: gl.constexpr,
 ):  # fmt: skip
     """out = (x * x_scale) @ (w * w_scale)^T; arguments as in _hopper_kernel.blockscale_warp_specialised.
 
     READING: `panels` instead of `fours`. BUFFERS: a warpgroup's for the output. SPLIT_K: `none`, or `halves`: each tile
-    after `whole` ones is two work tiles of one wave (`splits` is two).
+    after `whole` ones is two work tiles of one wave (`splits` is two). TWO_IN_FLIGHT: a warpgroup's products, where
+    registers hold them (own_pace.two_fit).
     """
     IN_PANELS: gl.constexpr = READING == "panels"
     x_ring, w_ring, scale_ring, full, empty, handover, panel_bars, check = allocate(
@@ -191,9 +193,11 @@ def blockscale_waves(
         run_with_scale_warps(
             x, w, out, scales, w_scale_ptr, w_scale_stride, scale_stride, scale_row_stride, places, work, own,
             BLOCK_SIZE_M, BLOCK_SIZE_N, STAGES, SPLIT_K, REGISTERS, LOADER_REGISTERS, SCALE_BLOCK,
+            TWO_IN_FLIGHT,
         )  # fmt: skip
     else:
         run_with_store_warps(
             x, w, out, scales, w_scale_ptr, w_scale_stride, scale_stride, scale_row_stride, places, work, own,
             BLOCK_SIZE_M, BLOCK_SIZE_N, STAGES, SPLIT_K, REGISTERS, LOADER_REGISTERS, SCALE_BLOCK, IN_PANELS,
+            TWO_IN_FLIGHT,
         )  # fmt: skip

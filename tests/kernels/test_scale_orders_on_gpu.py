@@ -132,6 +132,11 @@ WAVES = [
     *[gluon(128, 80, 8, OWN_PACE=True), gluon(128, 32, 10, OWN_PACE=True), gluon(128, 48, 8, OWN_PACE=True)],
     *[gluon(128, 160, 5, OWN_PACE=True, CONSTANT_NK=True), gluon(128, 128, 5, CONSTANT_NK=True)],
     gluon(128, 192, 4, OWN_PACE=True, CLUSTER_SIZE=2),
+    *[
+        gluon(128, columns, slots, OWN_PACE=True, TWO_IN_FLIGHT=True)
+        for columns, slots in ((32, 10), (48, 8), (64, 8), (80, 8), (96, 7), (112, 6), (128, 5))
+    ],
+    gluon(128, 96, 7, OWN_PACE=True, TWO_IN_FLIGHT=True, CONSTANT_NK=True, CLUSTER_SIZE=2),
 ]
 
 

@@ -35,7 +35,7 @@ INSTRUCTIONS: dict[str, Callable[..., int]] = {
 
 def _text(block_m: int, columns: int, stages: int, in_panels: bool, row: int = 0, halves: bool = False) -> str:
     parts = columns // wave_part_columns(columns)
-    return str(own_pace.loop_asm(columns, parts, block_m, stages, row, SCALE_BLOCK, in_panels, halves))
+    return str(own_pace.loop_asm(columns, parts, block_m, stages, row, SCALE_BLOCK, in_panels, halves, False))
 
 
 def _loops(text: str) -> dict[tuple[int, int], str]:
@@ -136,7 +136,7 @@ def _evaluated(text: str, registers: dict[str, int]) -> dict[str, int]:
 
 @pytest.mark.parametrize(("block_m", "columns", "stages"), TILES)
 def test_an_iteration_reads_its_k_blocks_of_the_box_that_has_them(block_m: int, columns: int, stages: int) -> None:
-    tile = own_pace._Tile(block_m, columns, stages, in_panels=True)
+    tile = own_pace._Tile(block_m, columns, stages, in_panels=True, two=False)
     each = own_pace.unrolled(columns)
     for iteration in range(4 * scale_panels() * 4 // each):
         panel, place = divmod(iteration * each, 4)

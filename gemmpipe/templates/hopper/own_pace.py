@@ -1,10 +1,13 @@
-"""The loop over K of a block-scaled tile, each warpgroup at its own pace: one product at a time, as PTX.
+"""The loop over K of a block-scaled tile, each warpgroup at its own pace, as PTX.
 
 While one warpgroup adds up a product, the other's runs, if adding up and all that leads to the next product takes less
 time than a product. In Gluon it takes longer: Triton synchronises the warps of a warpgroup before each wait for a
 barrier and before each arrival (docs/explanation/kernels.md). Here every warp waits and arrives by itself, a slot is
 tested before the additions that lead to it, w's scales are loaded a K block ahead, and the loop has a copy for each
 place that an edge between two blocks of w's scales can have in a tile.
+
+A warpgroup has one product at a time, or where registers hold two (`two_fit`) starts the next one before it adds up the
+one before: in narrow tiles a product is too short to hide all that the other warpgroup does.
 
 x's scales come with the slots, a column of each slot's K block, or in panels of four K blocks (scale_panels.py).
 
@@ -77,12 +80,16 @@ def allocate(x, BLOCK_SIZE_M: gl.constexpr, BLOCK_SIZE_N: gl.constexpr, STAGES: 
 
 
 @gluon.constexpr_function
-def _init_asm(block_m, stages, fillers):
-    """PTX: one thread initialises the barriers; Triton synchronises a warp after each one, which takes 100 clocks."""
+def _init_asm(block_m, stages, fillers, at_once):
+    """PTX: one thread initialises the barriers; Triton synchronises a warp after each one, which takes 100 clocks.
+
+    at_once: in one branch. Where each has a predicate, ptxas makes a branch and a fence of each: 900 clocks for all.
+    """
+    only = "" if at_once else "@p "
     first = stages * block_m * 128 + scale_lines(block_m, stages) * line_bytes()
     inits = [
-        f"@p mbarrier.init.shared::cta.b64 [at + {first + 8 * i}], {fillers};"
-        f" @p mbarrier.init.shared::cta.b64 [at + {first + line_bytes() + 8 * i}], 8;"
+        f"{only}mbarrier.init.shared::cta.b64 [at + {first + 8 * i}], {fillers};"
+        f" {only}mbarrier.init.shared::cta.b64 [at + {first + line_bytes() + 8 * i}], 8;"
         for i in range(stages)
     ]
     for line, counts in (
@@ -91,9 +98,10 @@ def _init_asm(block_m, stages, fillers):
     ):  # handover, panel_bars
         places = range(line + line_bytes() - len(counts) * 8, line + line_bytes(), 8)
         pairs = zip(places, counts, strict=True)
-        inits += [f"@p mbarrier.init.shared::cta.b64 [at + {place}], {count};" for place, count in pairs]
+        inits += [f"{only}mbarrier.init.shared::cta.b64 [at + {place}], {count};" for place, count in pairs]
     begin = ".reg .pred p; .reg .b32 at; mov.u32 at, %laneid; setp.eq.u32 p, at, 0; mov.u32 at, global_smem;"
-    return f"{{ {begin} {' '.join(inits)} mov.u32 $0, 0; }}"
+    branch = ("@!p bra others;", "others:") if at_once else ("", "")
+    return f"{{ {begin} {branch[0]} {' '.join(inits)} {branch[1]} mov.u32 $0, 0; }}"
 
 
 @gluon.constexpr_function
@@ -108,14 +116,15 @@ def _check_asm(block_m, stages):
 
 @gluon.jit
 def init_warp(
-    ring, check, BLOCK_SIZE_M: gl.constexpr, STAGES: gl.constexpr, SPLIT_K: gl.constexpr, FILLERS: gl.constexpr
-):
-    """Initialises the barriers of slots that FILLERS roles fill and all eight math warps release.
+    ring, check, BLOCK_SIZE_M: gl.constexpr, STAGES: gl.constexpr, SPLIT_K: gl.constexpr, FILLERS: gl.constexpr,
+    AT_ONCE: gl.constexpr,
+):  # fmt: skip
+    """Initialises the barriers of slots that FILLERS roles fill and all eight math warps release (see _init_asm).
 
     check: the line that `allocate` returns; where it is not at the expected address, neither is anything else: a trap.
     """
     TOKEN: gl.constexpr = 0x47454D4D
-    init: gl.constexpr = _init_asm(BLOCK_SIZE_M, STAGES, FILLERS)
+    init: gl.constexpr = _init_asm(BLOCK_SIZE_M, STAGES, FILLERS, AT_ONCE)
     trap: gl.constexpr = _check_asm(BLOCK_SIZE_M, STAGES)
     gl.inline_asm_elementwise(init, "=r", [], dtype=gl.int32, is_pure=False, pack=1)
     fence_async_shared()
@@ -133,18 +142,19 @@ def first_row_of_w(block_m, stages):
 
 @dataclass(frozen=True)
 class _Tile:
-    """What the loops of a tile are made for. in_panels: whether x's scales are in panels."""
+    """What the loops of a tile are made for. in_panels: x's scales are in panels; two: two products are in flight."""
 
     block_m: int
     columns: int
     stages: int
     in_panels: bool
+    two: bool
 
 
 @gluon.constexpr_function
-def _product(columns, wave):
-    """PTX: start the product of a wave's rows and a K block in the registers d, with none of the sums in it."""
-    names = ", ".join(f"d{i}" for i in range(columns // 2))
+def _product(columns, wave, into="d"):
+    """PTX: start the product of a wave's rows and a K block in registers (d, or e), with none of the sums in it."""
+    names = ", ".join(f"{into}{i}" for i in range(columns // 2))
     steps = [
         f"setp.ne.b32 p, {int(i > 0)}, 0; add.s64 x, x_slot, {512 * wave + 2 * i}; add.s64 w, w_slot, {2 * i};"
         f" wgmma.mma_async.sync.aligned.m64n{columns}k32.f32.e4m3.e4m3 {{{names}}}, x, w, p, 1, 1;"
@@ -166,20 +176,20 @@ def unrolled(columns):
 
 
 @gluon.constexpr_function
-def _scale_products(edges):
+def _scale_products(edges, of=""):
     """PTX: l0, l1 (h0, h1), the products of w's scale before (after) the edge and x's of a thread's two rows."""
     pairs = [("l", "low"), ("h", "high")] if edges else [("l", "low")]
-    return " ".join(f"mul.f32 {name}{row}, r{row}, {of};" for name, of in pairs for row in range(2))
+    return " ".join(f"mul.f32 {name}{row}, r{of}{row}, {scale}{of};" for name, scale in pairs for row in range(2))
 
 
 @gluon.constexpr_function
-def _additions(columns, low, first):
-    """PTX: add the product d, scaled, to the sums, which are the operands from `first` on.
+def _additions(columns, low, first, of="d"):
+    """PTX: add a product (d, or e), scaled, to the sums, which are the operands from `first` on.
 
     Of every four registers two are a row's, and two the row's eight further on; together they are eight columns.
     """
     scales = [f"{'l' if i // 4 * 8 < low else 'h'}{i // 2 % 2}" for i in range(columns // 2)]
-    return " ".join(f"fma.rn.f32 ${first + i}, d{i}, {scale}, ${first + i};" for i, scale in enumerate(scales))
+    return " ".join(f"fma.rn.f32 ${first + i}, {of}{i}, {scale}, ${first + i};" for i, scale in enumerate(scales))
 
 
 @gluon.constexpr_function
@@ -268,8 +278,72 @@ def _block(tile, waves, low, i):
 
 
 @gluon.constexpr_function
+def two_fit(columns, in_panels):
+    """Whether tiles of 128 rows may have two products in flight: registers hold both and the sums.
+
+    With panels up to 96 columns alone, whose iterations are whole panels (see `unrolled`).
+    """
+    return columns <= (96 if in_panels else 128)
+
+
+@gluon.constexpr_function
+def _two_start(tile, low, i):
+    """PTX: start the product of K block i of an iteration, and go on to the next slot; (it, the wait for its slot)."""
+    name, begins, into = f"1_{low}_{i}", tile.in_panels and i % 4 == 0, "de"[i % 2]
+    row, place = (16, 4 * (i % 4)) if tile.in_panels else (4, 0)
+    body = [f"@!ready bra.uni wait_{name};", f"@!panel_ready bra.uni wait_{name};" if begins else "", f"full_{name}:"]
+    body += [f"ld.shared.f32 r{into}0, [scales + {place}]; ld.shared.f32 r{into}1, [scales + {place + 8 * row}];"]
+    body += [_product(tile.columns, 0, into), f"mov.b32 empty{into}, empty;", _next_slot(tile)]
+    if tile.in_panels and i % 4 == 3:
+        body += ["mov.b32 used, panel_full; add.u32 iteration, iteration, 1;", _panel_addresses(tile)]
+    wait = f"wait_{name}: {_wait()} @!ready bra.uni wait_{name};"
+    wait += f" {_wait_for_panel()} @!panel_ready bra.uni wait_{name};" if begins else ""
+    return " ".join(body), f"{wait} bra.uni full_{name};"
+
+
+@gluon.constexpr_function
+def _two_finish(tile, low, i, last):
+    """PTX: add the product of K block i of an iteration; last: none is in flight behind it."""
+    edges, of = low < tile.columns, "de"[i % 2]
+    body = [f"wgmma.wait_group.sync.aligned {0 if last else 1};", _scale_products(edges, of)]
+    body += [f"@leader mbarrier.arrive.shared::cta.b64 _, [empty{of}];"]
+    if tile.in_panels and i % 4 == 3:
+        body += [f"@leader mbarrier.arrive.shared::cta.b64 _, [used + {8 * scale_panels()}];"]
+    if not last:
+        body += [f"@more {_wait()}", f"@more {_wait_for_panel()}" if tile.in_panels and i % 4 == 2 else ""]
+    body += [_additions(tile.columns, low, 0, of)]
+    if not last:
+        body += [f"ld.global.f32 low{of}, [lows];", f"ld.global.f32 high{of}, [highs];" if edges else ""]
+    return " ".join(body)
+
+
+@gluon.constexpr_function
+def _two_loop(tile, low):
+    """As _loop, with the next product in flight while one is added up: alternately in the registers d and e."""
+    count, edges = 4 if tile.in_panels else 2, low < tile.columns
+    first, wait = _two_start(tile, low, 0)
+    body, waits = ["setp.gt.s32 more, left, 1; selp.b64 step, 4, 0, more;"], [wait]
+    body += ["add.s64 lows, lows, step; add.s64 highs, highs, step;"]
+    body += ["ld.global.f32 lowe, [lows];", "ld.global.f32 highe, [highs];" if edges else ""]
+    body += [first, f"@more {_wait()}", f"next_1_{low}:"]
+    for i in range(count):
+        start, wait = _two_start(tile, low, i + 1)
+        waits += [wait]
+        body += [f"setp.gt.s32 more, left, 1; @!more bra.uni last_{low}_{i % 2};", start]
+        body += ["setp.gt.s32 more, left, 2; selp.b64 step, 4, 0, more;"]
+        body += ["add.s64 lows, lows, step; add.s64 highs, highs, step;"]
+        body += [_two_finish(tile, low, i, False), "sub.s32 left, left, 1;"]
+    body += [f"bra.uni next_1_{low};"]
+    for i in range(2):
+        body += [f"last_{low}_{i}: {_two_finish(tile, low, 2 + i, True)} bra.uni done;"]
+    return " ".join(body), " ".join(waits)
+
+
+@gluon.constexpr_function
 def _loop(tile, waves, low):
     """PTX of the loop for so many waves and tiles with `low` columns before the edge, and that of its waits."""
+    if tile.two:
+        return _two_loop(tile, low)
     body, waits, count = [f"next_{waves}_{low}:"], [], unrolled(tile.columns)
     for i in range(count):
         block, wait = _block(tile, waves, low, i)
@@ -284,6 +358,7 @@ def _begin(tile, sums, given, row, edges):
     slots = tile.stages * tile.block_m * 128
     barriers = slots + scale_lines(tile.block_m, tile.stages) * line_bytes()
     each = 16 if tile.in_panels else 4  # bytes of a row's scales
+    of = "d" if tile.two else ""
     whole = list(zip(("slot", "phase", "left", "edge"), given[4:8], strict=True))
     whole += [("iteration", given[9])] if tile.in_panels else []
     wide = zip(("x_first", "w_first", "lows", "highs"), given[:4], strict=True)
@@ -302,8 +377,8 @@ def _begin(tile, sums, given, row, edges):
             # Plus 0, as rows are less than 128, which ptxas does not know: so each thread has an address and a load of
             # its own. One load for the warp would be waited for before the product that it is to overlap.
             f"shr.u32 at, {given[8]}, 8; cvt.u64.u32 step, at; add.s64 lows, lows, step; add.s64 highs, highs, step;",
-            "ld.global.f32 low, [lows];",
-            "ld.global.f32 high, [highs];" if edges else "",
+            f"ld.global.f32 low{of}, [lows];",
+            f"ld.global.f32 high{of}, [highs];" if edges else "",
             _slot_addresses(tile),
             f"{_panel_addresses(tile)} {_wait_for_panel()}" if tile.in_panels else "",
             _wait(),
@@ -325,9 +400,9 @@ def _loops(tile, waves, scale_block):
 
 
 @gluon.constexpr_function
-def loop_asm(columns, parts, block_m, stages, row, scale_block, in_panels, halves):
+def loop_asm(columns, parts, block_m, stages, row, scale_block, in_panels, halves, two):
     """PTX of the loops. Operands after the sums, as often as a part has registers: those of multiply_at_own_pace."""
-    tile, count = _Tile(block_m, columns, stages, in_panels), wave_count(block_m)
+    tile, count = _Tile(block_m, columns, stages, in_panels, two and two_fit(columns, in_panels)), wave_count(block_m)
     sums, width, lows = count * columns // 2, columns // 2 // parts, low_columns(columns, scale_block)
     given = [f"${sums + i * width}" for i in range(11)]
     registers = [
@@ -336,6 +411,8 @@ def loop_asm(columns, parts, block_m, stages, row, scale_block, in_panels, halve
         " .reg .b32 iteration, panel_full, panel_phase, panel_fulls;"
         " .reg .b64 x, w, x_slot, w_slot, x_first, w_first, lows, highs, step;"
         f" .reg .f32 d<{columns // 2}>; .reg .f32 r0, r1, l0, l1, h0, h1, low, high, next_low, next_high;"
+        f" .reg .f32 e<{columns // 2}>; .reg .f32 rd0, rd1, re0, re1, lowd, highd, lowe, highe;"
+        " .reg .b32 emptyd, emptye, used;"
     ]
     text = [*registers, _begin(tile, sums, given, row, lows[-1] < columns)]
     if halves:
@@ -364,7 +441,7 @@ def _types(count):
 @gluon.jit
 def multiply_at_own_pace(
     wg, x_at, w_at, slot, phase, blocks, low_ptr, high_ptr, edge, panel, half, STAGES: gl.constexpr,
-    SCALE_BLOCK: gl.constexpr,
+    SCALE_BLOCK: gl.constexpr, TWO_IN_FLIGHT: gl.constexpr,
 ):  # fmt: skip
     """The sums of a tile's K blocks, from this slot on; returns (slot, phase, sums).
 
@@ -377,7 +454,7 @@ def multiply_at_own_pace(
     IN_PANELS: gl.constexpr = panel is not None
     HALVES: gl.constexpr = half is not None
     text: gl.constexpr = loop_asm(
-        wg.COLUMNS, wg.PARTS, wg.BLOCK_SIZE_M, STAGES, wg.ROW, SCALE_BLOCK, IN_PANELS, HALVES,
+        wg.COLUMNS, wg.PARTS, wg.BLOCK_SIZE_M, STAGES, wg.ROW, SCALE_BLOCK, IN_PANELS, HALVES, TWO_IN_FLIGHT,
     )  # fmt: skip
     constraints: gl.constexpr = _constraints(PARTS, wg.WIDTH, IN_PANELS, HALVES)
     types: gl.constexpr = _types(PARTS)
