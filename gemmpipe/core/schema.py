@@ -48,13 +48,15 @@ RESULT = (
     "ratio_low",
     "ratio_high",
     "near_ties",
+    "backend_ratios",
     "policy",
     "run_id",
     "device",
 )
 """The result columns of a native tuned table, after `gfx, cu_num` and the family's key.
 
-`ratio` is the row's time over the baseline's, paired by round (older tables have its interval alone); `device` is the
+`ratio` is the row's time over the baseline's, paired by round (older tables have its interval alone); `backend_ratios`
+has by backend the time of its fastest other finalist over the row's, as JSON (older tables lack it); `device` is the
 product name, since an H100 and an H200 have equal `gfx` and `cu_num`."""
 
 SELECTIONS = (

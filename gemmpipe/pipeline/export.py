@@ -31,7 +31,10 @@ from gemmpipe.tables.unite import entries_of
 if TYPE_CHECKING:
     import pandas as pd
 
-_TEXT_COLUMNS = ("problem", "format", "bucket", "config", "kernelName", "policy", "run_id", "device", "layer", "reason")
+_TEXT_COLUMNS = (
+    *("problem", "format", "bucket", "config", "kernelName", "backend_ratios", "policy", "run_id", "device", "layer"),
+    "reason",
+)
 
 
 @dataclass(frozen=True, kw_only=True)

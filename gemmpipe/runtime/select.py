@@ -3,9 +3,10 @@
 A row counts only if its candidate runs in this installation; `count_usable_rows` reports how many of a table do.
 """
 
+import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from gemmpipe.backends import NO_SPACE, library_implementation
 from gemmpipe.core.data import Candidate, Device, Problem, Scalar
@@ -158,6 +159,8 @@ class LookupResult:
     runnable: RunnableCandidate
     gain: float | None = None
     """Time of the row's baseline over its own; None where the row has none."""
+    backend_ratios: Mapping[str, float] = field(default_factory=dict)
+    """By backend: the time of its fastest other finalist over the row's, where the table has them."""
 
     @property
     def description(self) -> str:
@@ -214,13 +217,19 @@ def _row_results(
                 f"{found.path} of {product}",
                 f"{found.path}: rows timed on {product} are used on {device.name}: gfx and cu_num are the same",
             )
-        yield LookupResult(step=step, source=f"M={m} of {found.path}", runnable=runnable, gain=_gain(found.row))
+        source, gain, ratios = f"M={m} of {found.path}", _gain(found.row), _backend_ratios(found.row)
+        yield LookupResult(step=step, source=source, runnable=runnable, gain=gain, backend_ratios=ratios)
 
 
 def _gain(row: Row) -> float | None:
     us, baseline_us = row.get("us"), row.get("baseline_us")
     timed = isinstance(us, int | float) and isinstance(baseline_us, int | float) and us > 0
     return float(baseline_us) / float(us) if timed else None  # type: ignore[arg-type]
+
+
+def _backend_ratios(row: Row) -> Mapping[str, float]:
+    text = row.get("backend_ratios")
+    return {name: float(ratio) for name, ratio in json.loads(text).items()} if isinstance(text, str) and text else {}
 
 
 def count_usable_rows(family: Family, rows: Iterable[Row], device: Device) -> tuple[int, Counter[str]]:

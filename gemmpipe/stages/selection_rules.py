@@ -52,6 +52,8 @@ class Selection:
     """Half the interval of the ratio of chosen and runner-up: by how much their medians may differ by chance; None
     with a single round, which has no noise estimate."""
     near_ties: int
+    backend_ratios: Mapping[str, float]
+    """By backend: its fastest finalist over the chosen one, in their common rounds; not the choice itself."""
     reason: str
 
 
@@ -87,8 +89,17 @@ def select_finalist(
         ratio=paired_ratio(chosen.samples_us, baseline.samples_us) if baseline else None,
         noise_pct=_noise_pct(chosen, runner_up) if runner_up else None,
         near_ties=sum(_ties(f, fastest, rules) for f in ranked if f is not fastest),
+        backend_ratios=_backend_ratios(chosen, ranked),
         reason=reason,
     )
+
+
+def _backend_ratios(chosen: Finalist, ranked: Sequence[Finalist]) -> dict[str, float]:
+    others: dict[str, Finalist] = {}
+    for finalist in ranked:
+        if finalist is not chosen:
+            others.setdefault(finalist.candidate.backend, finalist)
+    return {name: _time_ratio(finalist, chosen) for name, finalist in others.items()}
 
 
 def rank(finalists: Sequence[Finalist]) -> list[Finalist]:

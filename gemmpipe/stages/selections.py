@@ -1,6 +1,7 @@
 """Rows of the selections table: the chosen candidate, its times, and its comparison with others."""
 
-from collections.abc import Collection, Iterable
+import json
+from collections.abc import Collection, Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING, Protocol
 
@@ -111,12 +112,18 @@ def comparison(selection: Selection) -> dict[str, object]:
         "ratio_low": _significant(ratio.low) if ratio else None,
         "ratio_high": _significant(ratio.high) if ratio else None,
         "near_ties": selection.near_ties,
+        "backend_ratios": _ratios_text(selection.backend_ratios),
         "incumbent_us": _rounded(selection.incumbent.time_us) if selection.incumbent else None,
         "runner_up": selection.runner_up.kernel_name if selection.runner_up else None,
         "noise_pct": _rounded(selection.noise_pct),
         "runner_up_us": _rounded(selection.runner_up.time_us) if selection.runner_up else None,
         "reason": selection.reason,
     }
+
+
+def _ratios_text(ratios: Mapping[str, float]) -> str | None:
+    rounded = {name: _significant(ratio) for name, ratio in sorted(ratios.items())}
+    return json.dumps(rounded, separators=(",", ":")) if rounded else None
 
 
 def _rounded(value: float | None) -> float | None:

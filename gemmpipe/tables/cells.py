@@ -56,6 +56,8 @@ def _parser(column: str, family: Family) -> Callable[[str], Scalar]:
         return lambda text: parse_bounded_int(text, *_INTS[column])
     if column == "config":
         return _config
+    if column == "backend_ratios":
+        return _ratios
     return parse_name if column in RESULT else _comment
 
 
@@ -97,5 +99,19 @@ def _config(text: str) -> str:
     except UserError:
         raise UserError(expected) from None
     if any(isinstance(knob, dict | list) for knob in value.values()):
+        raise UserError(expected)
+    return text
+
+
+def _ratios(text: str) -> str:
+    expected = f"{quoted_repr(text)}, expected ratios by backend as a JSON object"
+    try:
+        value = parse_object(text, "backend_ratios")
+    except UserError:
+        raise UserError(expected) from None
+    if any(
+        isinstance(each, bool) or not isinstance(each, int | float) or not 0 < each < math.inf
+        for each in value.values()
+    ):
         raise UserError(expected)
     return text

@@ -363,6 +363,15 @@ def test_cells_of_a_stranger(cells: str, printed: str, folder: Path, refusal: Re
     assert not (folder / "c.csv").exists()
 
 
+@pytest.mark.parametrize(
+    "text", ["[1]", "x", '{""a"":NaN}', '{""a"":""b""}', '{""a"":-1}', '{""a"":true}', '{""a"":{}}']
+)
+def test_ratios_of_a_stranger(text: str, folder: Path, refusal: Refusal) -> None:
+    header = TABLE.replace("config", "config,backend_ratios")
+    (folder / "bf16_tuned_gemm.csv").write_text(f'{header}sm_90,132,1,2,3,torch,5,x,{{}},"{text}"\n')
+    assert "column backend_ratios" in refusal("merge", "inputs=bf16_tuned_gemm.csv", "output=c.csv")
+
+
 def test_a_table_cannot_command_the_terminal(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     row = "sm_90,132,1,2,3,\x1b]0;pwned\x07,{us},\x1b[2J\x9b31m,{{}}\n"
     (folder / "bf16_tuned_gemm.csv").write_text(TABLE + row.format(us=5) + row.format(us=6))

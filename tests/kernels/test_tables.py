@@ -40,6 +40,7 @@ def _rows(draw: st.DrawFn, family: Family) -> list[Row]:
         row |= dict(zip((column.name for column in family.key_columns), key, strict=True))
         row |= {"libtype": draw(st.sampled_from(["triton", "ck", "asm"])), "us": draw(TIMES), "splitK": 4, "solidx": 3}
         row |= {"kernelName": draw(NAMES), "config": draw(st.sampled_from([None, "{}", '{"a":1,"b":null}']))}
+        row |= {"backend_ratios": draw(st.sampled_from([None, '{"torch":1.5}', '{"ck":0.99,"torch":2}']))}
         rows.append(row | {"err_ratio": draw(SHARES), "near_ties": draw(st.none() | st.integers(0, 9))})
     return rows
 

@@ -1,6 +1,7 @@
 """Dispatch per M with an engine's kernel: rows answer, all else is the engine's; the work per call is constant."""
 
 import gc
+import json
 from types import SimpleNamespace
 
 import pytest
@@ -70,6 +71,20 @@ def test_a_row_hardly_ahead_of_the_engines_own_product_is_left_to_it(rows, count
     dispatch(x_of(4), w, None, None, None, BF16)
     assert engine.calls == engines
     assert list(dispatch_report().values()) == ["engine" if engines else "exact"]
+
+
+@pytest.mark.parametrize(
+    ("ratios", "engines"), [({"deepgemm": 1.01}, True), ({"deepgemm": 1.03}, False), ({"x": 1.0}, False)]
+)
+def test_a_row_hardly_ahead_of_the_engines_library_is_left_to_it(rows, counted, w, ratios, engines) -> None:
+    """The row was timed beside that library, which was not the baseline."""
+    key, text = {"M": 4, "N": N, "K": K}, json.dumps(ratios)
+    rows("a16w16", "torch", {"method": "float32_convert"}, key, us=1.0, backend_ratios=text)
+    engine = counted(plain)
+    kernel = EngineKernel(name="test", call=engine, libtypes=frozenset({"deepgemm"}))
+    dispatch = engine_dispatch("a16w16", register_kernel(kernel))
+    dispatch(x_of(4), w, None, None, None, BF16)
+    assert engine.calls == engines
 
 
 def test_16_bit_activations_stay_so_for_a_row_of_the_engines_library(rows, counted) -> None:

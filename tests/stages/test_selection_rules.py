@@ -99,6 +99,14 @@ def test_the_fastest_wins_and_the_id_decides_between_equals() -> None:
         assert choice.near_ties == 4
 
 
+def test_other_backends_are_compared_by_their_fastest_finalist() -> None:
+    chosen, near = _finalist("triton", 1, 2, 1), _finalist("deepgemm", 1.5, 2.5, 1.02)
+    slow, twin = _finalist("deepgemm", 3, 3, 3, name=1), _finalist("triton", 1.1, 2.2, 1.1, name=2)
+    choice = select_finalist([slow, near, twin, chosen], (), (), RULES)
+    assert choice.chosen is chosen
+    assert choice.backend_ratios == {"deepgemm": 1.25, "triton": pytest.approx(1.1)}
+
+
 @pytest.mark.parametrize(("torch_us", "wins"), [(1.001, True), (1.004, True), (1.006, False)])
 def test_a_preferred_library_needs_to_be_near_only(torch_us: float, wins: bool) -> None:
     triton, torch = _finalist("triton", *[1.0] * 9), _finalist("torch", *[torch_us] * 9)
