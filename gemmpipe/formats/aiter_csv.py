@@ -54,8 +54,10 @@ class AiterCsv(Format):
         if family.aiter_table is None:
             target.warn(f"aiter: no table of {family.name}")
             return []
-        own = selections[selections["format"].fillna("") == ""]
         names = [*DEVICE_COLUMNS, *(column.name for column in family.key_columns), *RESULT]
+        own = selections[selections["format"].fillna("") == ""]
+        # Selections of an older run lack later columns.
+        own = own.reindex(columns=list(dict.fromkeys((*own.columns, *names))))
         rows = [dict(zip(names, values, strict=True)) for values in own[names].itertuples(index=False, name=None)]
         reasons = [_unfit_reason(row, family) for row in rows]
         kept = own[[not reason for reason in reasons]]

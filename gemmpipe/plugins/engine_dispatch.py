@@ -33,8 +33,8 @@ SCALE_BLOCK = 128
 KERNEL_ATTRIBUTE = "gemmpipe_kernel"
 """The attribute of a layer: the name of the engine's kernel if rows may answer, else empty; of a function: replaced."""
 LEAST_GAIN = 1.02
-"""Rows ahead of an engine's kernel by less are left to it: leads of 1 % made a prefill of 2,048 tokens 2 % slower in
-bf16, and steps of 64 and 256 rows 1 to 2 % slower in fp8 (H200, docs/results/engines.md)."""
+"""Rows ahead of an engine's kernel by less are left to it: rows ahead by 1 % made a bf16 prefill of 2,048 tokens 2 %
+slower (H200, docs/results/engines.md)."""
 
 Quantise = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 """x [M, K] in 16 bits -> (x in fp8, its scales)."""
@@ -52,8 +52,8 @@ class EngineAnswers:
     A row with one of them is answered by this kernel, and one that is ahead of them by less than LEAST_GAIN, where it
     was timed beside them.
     """
-    least_gain: float = 0.0
-    """For a kernel that is the rows' baseline: rows that are ahead of it by less are answered by this kernel too."""
+    is_baseline: bool = False
+    """True for a kernel that is the rows' baseline: rows ahead of it by less than LEAST_GAIN are left to it too."""
 
     after_quantiser: bool = False
     """True if x comes from our quantiser, whose end the product's launch may overlap."""
@@ -62,7 +62,7 @@ class EngineAnswers:
         """Why a row is answered by this kernel; empty if its own candidate answers."""
         if selected.runnable.candidate.backend in self.libtypes:
             return "the row's library is the engine's"
-        baseline = selected.gain is not None and selected.gain < self.least_gain
+        baseline = self.is_baseline and selected.gain is not None and selected.gain < LEAST_GAIN
         beside = any(selected.backend_ratios.get(name, LEAST_GAIN) < LEAST_GAIN for name in self.libtypes)
         if baseline or beside:
             return f"ahead of the engine's kernel by less than {100 * (LEAST_GAIN - 1):.0f} %"

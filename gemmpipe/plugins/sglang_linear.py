@@ -16,7 +16,6 @@ from gemmpipe.family.dtypes import X_SCALE_COLUMN
 from gemmpipe.plugins.engine_dispatch import (
     DTYPES_16BIT,
     KERNEL_ATTRIBUTE,
-    LEAST_GAIN,
     SCALE_BLOCK,
     EngineKernel,
     register_kernel,
@@ -84,7 +83,7 @@ def _sixteen_bit_kernel(original: Original, method: Any, layer: Any) -> str:
         return original(method, SimpleNamespace(weight=w), x, bias)
 
     kernel = EngineKernel(
-        name=f"sglang {type(method).__name__}", call=call, libtypes=frozenset({"torch"}), least_gain=LEAST_GAIN
+        name=f"sglang {type(method).__name__}", call=call, libtypes=frozenset({"torch"}), is_baseline=True
     )
     return register_kernel(kernel)
 

@@ -28,7 +28,6 @@ from gemmpipe.plugins import quantise_operators
 from gemmpipe.plugins.engine_dispatch import (
     DTYPES_16BIT,
     KERNEL_ATTRIBUTE,
-    LEAST_GAIN,
     SCALE_BLOCK,
     EngineKernel,
     Quantise,
@@ -349,7 +348,7 @@ def _linear_call(
 
 
 _UNQUANTISED = EngineKernel(
-    name="vllm default_unquantized_gemm", call=_linear_call, libtypes=frozenset({"torch"}), least_gain=LEAST_GAIN
+    name="vllm default_unquantized_gemm", call=_linear_call, libtypes=frozenset({"torch"}), is_baseline=True
 )
 """torch's product, the baseline of bf16's rows."""
 

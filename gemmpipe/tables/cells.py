@@ -17,6 +17,7 @@ _FLOATS = {
 }
 """Columns of numbers with their lowest and highest value; times in microseconds."""
 _INTS = {"solidx": (-(2**63), 2**63 - 1), "splitK": (0, 2**16), "near_ties": (0, MAX_SIZE)}
+_MAX_RATIO = 1e9  # of two times
 _UNTIMED = (-1.0, 0.0)
 """Values of `us` that tuners write for a candidate that they did not time, in addition to nothing, `inf`, `nan`."""
 
@@ -109,9 +110,7 @@ def _ratios(text: str) -> str:
         value = parse_object(text, "backend_ratios")
     except UserError:
         raise UserError(expected) from None
-    if any(
-        isinstance(each, bool) or not isinstance(each, int | float) or not 0 < each < math.inf
-        for each in value.values()
-    ):
-        raise UserError(expected)
+    for each in value.values():
+        if isinstance(each, bool) or not isinstance(each, int | float) or not 1 / _MAX_RATIO < each < _MAX_RATIO:
+            raise UserError(expected)
     return text

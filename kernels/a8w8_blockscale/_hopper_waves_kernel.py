@@ -1,7 +1,7 @@
 """The block-scaled product on Hopper with each warpgroup at its own pace, in tiles of 128 and 256 rows.
 
-As _hopper_kernel.py; a warpgroup has one or two waves of 64 rows (gemmpipe/templates/hopper/waves.py), one product at a
-time (gemmpipe/templates/hopper/own_pace.py). Row-major scales of x, where four are contiguous, come in panels
+As _hopper_kernel.py; a warpgroup has one or two waves of 64 rows (gemmpipe/templates/hopper/waves.py), and multiplies
+by the loop of gemmpipe/templates/hopper/own_pace.py. Row-major scales of x, where four are contiguous, come in panels
 (gemmpipe/templates/hopper/scale_panels.py). Programs are persistent. Written in Gluon, which has no interpreter.
 """
 

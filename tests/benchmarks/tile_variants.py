@@ -89,6 +89,8 @@ def new_tiles() -> Iterator[dict[str, Scalar]]:
             yield tile(256, n, stages, group, cluster)
         for n, stages in ((64, 8), (96, 7), (112, 7), (128, 6), (128, 5), (144, 6), (160, 5), (192, 5)):
             yield tile(128, n, stages, group, cluster, OWN_PACE=True)
+            if n <= 128:
+                yield tile(128, n, stages, group, cluster, OWN_PACE=True, TWO_IN_FLIGHT=True)
 
 
 def spec_of(product: str, device: Device) -> GemmSpec:

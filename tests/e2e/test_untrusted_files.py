@@ -364,7 +364,17 @@ def test_cells_of_a_stranger(cells: str, printed: str, folder: Path, refusal: Re
 
 
 @pytest.mark.parametrize(
-    "text", ["[1]", "x", '{""a"":NaN}', '{""a"":""b""}', '{""a"":-1}', '{""a"":true}', '{""a"":{}}']
+    "text",
+    [
+        "[1]",
+        "x",
+        '{""a"":NaN}',
+        '{""a"":1' + "0" * 400 + "}",
+        '{""a"":""b""}',
+        '{""a"":-1}',
+        '{""a"":true}',
+        '{""a"":{}}',
+    ],
 )
 def test_ratios_of_a_stranger(text: str, folder: Path, refusal: Refusal) -> None:
     header = TABLE.replace("config", "config,backend_ratios")

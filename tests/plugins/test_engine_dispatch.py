@@ -67,7 +67,7 @@ def test_a_row_hardly_ahead_of_the_engines_own_product_is_left_to_it(rows, count
     """The engine's kernel is the baseline of these rows; in a model a lead of 1 % is none."""
     rows("a16w16", "torch", {"method": "float32_convert"}, {"M": 4, "N": N, "K": K}, us=1.0, baseline_us=baseline_us)
     engine = counted(plain)
-    dispatch = engine_dispatch("a16w16", register_kernel(EngineKernel(name="test", call=engine, least_gain=1.02)))
+    dispatch = engine_dispatch("a16w16", register_kernel(EngineKernel(name="test", call=engine, is_baseline=True)))
     dispatch(x_of(4), w, None, None, None, BF16)
     assert engine.calls == engines
     assert list(dispatch_report().values()) == ["engine" if engines else "exact"]

@@ -1,8 +1,10 @@
 """The loops of own_pace.py, run instruction by instruction: every K block is added once, with its own scales.
 
-A small interpreter of the PTX that they consist of: integers are computed, scales and products are names. Slots and
-panels are filled as soon as they are waited for, but the first test of each finds it empty. Results of the compiled
-kernels are checked on a GPU (test_scale_orders_on_gpu.py).
+A small interpreter of the PTX that they consist of: integers are computed, scales and products are names. It is strict:
+a slot or a panel is full only after a test that found it so, mostly the second one, and only while the loader may have
+filled it; a product starts with the slot's own operands, in registers whose last product is added, behind a
+fence; a slot is released in turn, when its product is finished. The compiled kernels' results are checked on a GPU
+(test_scale_orders_on_gpu.py).
 """
 
 import re
@@ -40,22 +42,107 @@ COMPARISONS: dict[str, Callable[[int, int], bool]] = {
 }
 
 
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A tile, the slot and the panel with which it begins, and where the loop finds its barriers."""
+
+    block_m: int
+    columns: int
+    stages: int
+    two: bool
+    in_panels: bool
+    blocks: int
+    slot: int
+    panel: int
+    low: int
+
+    @property
+    def waves(self) -> int:
+        """Of a warpgroup."""
+        return self.block_m // 128
+
+    @property
+    def scales(self) -> int:
+        """The address of x's scales, behind the slots of x."""
+        return self.stages * self.block_m * 128
+
+    @property
+    def fulls(self) -> int:
+        """The address of the slots' barriers."""
+        return self.scales + own_pace.scale_lines(self.block_m, self.stages) * own_pace.line_bytes()
+
+    def full(self, k: int) -> tuple[int, int]:
+        """(barrier, phase) of a K block's slot."""
+        use, slot = divmod(self.slot + k, self.stages)
+        return self.fulls + 8 * slot, use % 2
+
+    def panel_full(self, k: int) -> tuple[int, int]:
+        """(barrier, phase) of the panel that a K block's scales are in."""
+        use, panel = divmod(self.panel + k // 4, scale_panels())
+        return self.fulls + 2 * own_pace.line_bytes() - 16 * scale_panels() + 8 * panel, use % 2
+
+    def scale_names(self, k: int, wave: int, i: int) -> str:
+        """The scales of element i of a wave's product of a K block."""
+        row, slot = 64 * wave + 8 * (i // 2 % 2), (self.slot + k) % self.stages
+        place = 4 * (slot * self.block_m + row)
+        if self.in_panels:
+            place = 16 * ((self.panel + k // 4) % scale_panels() * self.block_m + row) + 4 * (k % 4)
+        of_w = (LOWS if i // 4 * 8 < self.low else HIGHS) + 4 * k
+        return " ".join(sorted((f"shared@{self.scales + place}", f"global@{of_w}")))
+
+    def text(self) -> str:
+        """The PTX."""
+        parts = self.columns // wave_part_columns(self.columns)
+        sizes = (self.columns, parts, self.block_m, self.stages, 0, SCALE_BLOCK)
+        return str(own_pace.loop_asm(*sizes, self.in_panels, False, self.two))
+
+    def operands(self) -> dict[str, int]:
+        """Those of multiply_at_own_pace; an edge at the end of the tile where all columns are before it."""
+        given = [
+            X_AT,
+            W_AT,
+            LOWS,
+            HIGHS,
+            self.slot % self.stages,
+            self.slot // self.stages % 2,
+            self.blocks,
+            self.low,
+            0,
+        ]
+        given += [self.panel * (4 // own_pace.unrolled(self.columns))] if self.in_panels else []
+        first, step = self.waves * self.columns // 2, wave_part_columns(self.columns) // 2
+        return {f"${first + i * step}": each for i, each in enumerate(given)}
+
+
 @dataclass
 class Machine:
-    """Registers and memory of one thread: lane 0, row `row` of the tile."""
+    """Lane 0 of a warp: its registers, and what its instructions have done."""
 
-    stages: int
-    block_m: int
-    registers: dict[str, int | bool | str] = field(default_factory=dict)
+    case: Case
+    registers: dict[str, int | bool | str]
     sums: dict[str, list[tuple[int, str]]] = field(default_factory=lambda: defaultdict(list))
-    """By operand: (x's descriptor, scale) of each addition."""
-    products: dict[str, list[int]] = field(default_factory=dict)
-    """By letter of the registers: the descriptors of x whose products they are."""
-    started: list[str] = field(default_factory=list)
-    """Letters whose instructions are not committed."""
-    flying: list[set[str]] = field(default_factory=list)
-    tests: Counter[tuple[int, int]] = field(default_factory=Counter)
-    released: list[int] = field(default_factory=list)
+    """By operand: (K block, scale) of each addition."""
+    products: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """By letter of the registers: (K block, wave) of the product in them."""
+    steps: int = 0
+    """Instructions of the product that is being started."""
+    fenced: bool = False
+    flying: list[str] = field(default_factory=list)
+    """Letters of the products in flight, the oldest first."""
+    started: int = 0
+    """Products."""
+    added: Counter[tuple[int, int]] = field(default_factory=Counter)
+    """Additions by product."""
+    full: set[tuple[str, int]] = field(default_factory=set)
+    """Slots and panels, by K block, that a test found full."""
+    tests: Counter[tuple[str, int]] = field(default_factory=Counter)
+    released: int = 0
+    panels_released: int = 0
+
+    @property
+    def block(self) -> int:
+        """The K block whose product starts next."""
+        return self.started // self.case.waves
 
     def value(self, name: str) -> int | bool | str:
         """Of a register or a constant."""
@@ -72,18 +159,16 @@ class Machine:
         if code.startswith("wgmma"):
             self.multiply(code, rest)
         elif code.startswith("mbarrier.try_wait"):
-            found = self.address(operands[1]), int(self.value(operands[2]))
-            self.tests[found] += 1
-            self.registers[operands[0]] = self.tests[found] > 1
+            self.registers[operands[0]] = self.test(self.address(operands[1]), int(self.value(operands[2])))
         elif code.startswith("mbarrier.arrive"):
-            self.released.append(self.address(operands[1]))
+            self.release(self.address(operands[1]))
         elif kind == "ld":
+            if code.startswith("ld.shared"):
+                assert ("slot", self.block) in self.full, "x's scales are read before the slot is full"
+                assert not self.case.in_panels or ("panel", self.block // 4) in self.full
             self.registers[operands[0]] = f"{code.split('.')[1]}@{self.address(operands[1])}"
         elif kind == "fma":
-            product, at = operands[1][0], self.products[operands[1][0]]
-            assert not any(product in group for group in self.flying), "the product is in flight"
-            assert operands[0] == operands[3] and len(at) == 4 and at == [at[0] + 2 * i for i in range(4)]
-            self.sums[operands[0]].append((at[0], str(self.value(operands[2]))))
+            self.add(*operands)
         elif code == "mul.f32":
             self.registers[operands[0]] = " ".join(sorted(str(self.value(each)) for each in operands[1:]))
         elif kind == "setp":
@@ -96,18 +181,72 @@ class Machine:
         else:
             self.registers[operands[0]] = INTEGERS[kind](*(self.value(each) for each in operands[1:]))
 
+    def test(self, barrier: int, phase: int) -> bool:
+        """Whether the next slot or panel is full: mostly not at its first test, and only if the loader had room."""
+        case, k = self.case, self.block
+        assert k < case.blocks, "a test after the last K block"
+        if (barrier, phase) == case.full(k):
+            of, room = ("slot", k), k - self.released < case.stages
+        else:
+            assert (barrier, phase) == case.panel_full(k)
+            of, room = ("panel", k // 4), k // 4 - self.panels_released < scale_panels()
+        self.tests[of] += 1
+        assert self.tests[of] < 100, "what is waited for cannot be filled"
+        if found := room and (self.tests[of] > 1 or (of[0] == "slot" and k % 3 == 1)):
+            self.full.add(of)
+        return found
+
+    def release(self, barrier: int) -> None:
+        """A slot's, in turn, after its product; or a panel's, after its last scales are read."""
+        case = self.case
+        slot, panel = (case.full(self.released)[0] + own_pace.line_bytes(), 0)
+        if case.in_panels:
+            panel = case.panel_full(4 * self.panels_released)[0] + 8 * scale_panels()
+        if barrier == slot:
+            assert self.started >= case.waves * (self.released + 1)
+            assert all(self.products[letter][0] != self.released for letter in self.flying), "its product is in flight"
+            self.released += 1
+        else:
+            assert barrier == panel
+            assert self.started >= case.waves * (4 * self.panels_released + 4)
+            self.panels_released += 1
+
+    def add(self, target: str, product: str, scale: str, again: str) -> None:
+        """An addition to the sums."""
+        k, wave = self.products[product[0]]
+        assert product[0] not in self.flying, "the product is in flight"
+        assert target == again == f"${int(product[1:]) + wave * self.case.columns // 2}"
+        self.added[k, wave] += 1
+        self.sums[target].append((k, str(self.value(scale))))
+
     def multiply(self, code: str, rest: str) -> None:
         """The instructions of products."""
-        if "mma_async" in code:
-            names, x, _, add, *_ = re.sub(r"\{(\w+),.*?\}", r"\1", rest).split(", ")
-            letter = names[0]
-            self.products[letter] = [*(self.products[letter] if self.value(add) else ()), int(self.value(x))]
-            self.started.append(letter)
+        if "fence" in code:
+            self.fenced = True
+        elif "mma_async" in code:
+            self.start(*re.sub(r"\{(\w+),.*?\}", r"\1", rest).split(", "))
         elif "commit" in code:
-            self.flying, self.started = [*self.flying, set(self.started)], []
+            assert self.steps == 4
+            self.steps, self.started, self.fenced = 0, self.started + 1, False
         elif "wait_group" in code:
-            kept = int(rest)
-            self.flying = self.flying[len(self.flying) - kept :] if kept else []
+            self.flying = self.flying[max(0, len(self.flying) - int(rest)) :]
+
+    def start(self, first: str, x: str, w: str, accumulate: str, *_: str) -> None:
+        """An instruction of a product, which covers a quarter of its K block."""
+        case, (k, wave), letter = self.case, divmod(self.started, self.case.waves), first[0]
+        assert self.fenced
+        assert ("slot", k) in self.full, "the slot is not full yet"
+        slot = (case.slot + k) % case.stages
+        assert self.value(x) == X_AT + 8 * case.block_m * slot + 512 * wave + 2 * self.steps
+        assert self.value(w) == W_AT + 8 * case.columns * slot + 2 * self.steps
+        assert bool(self.value(accumulate)) == (self.steps > 0)
+        if self.steps == 0:
+            assert letter not in self.flying
+            assert letter not in self.products or self.added[self.products[letter]] == case.columns // 2
+            self.products[letter] = k, wave
+            self.flying.append(letter)
+        assert self.products[letter] == (k, wave)
+        self.steps += 1
 
 
 def run(text: str, machine: Machine) -> None:
@@ -136,22 +275,21 @@ def run(text: str, machine: Machine) -> None:
     raise AssertionError("the loop does not end")
 
 
-def machine_of(tile: tuple[int, int, int], blocks: int, slot: int, edge: int, in_panels: bool, panel: int) -> Machine:
-    """With the operands of multiply_at_own_pace: from this slot on, with scales of the columns before `edge`."""
-    block_m, columns, stages = tile
-    width = wave_part_columns(columns)
-    sums, step = block_m // 128 * columns // 2, width // 2
-    given = [X_AT, W_AT, LOWS, HIGHS, slot % stages, slot // stages % 2, blocks, edge, 0]
-    given += [panel * (4 // own_pace.unrolled(columns))] if in_panels else []
-    registers: dict[str, int | bool | str] = {f"${sums + i * step}": each for i, each in enumerate(given)}
-    return Machine(stages, block_m, {**registers, "global_smem": 0, "%laneid": 0})
+def check(case: Case) -> None:
+    """Run a case; every K block of every wave is added once to every sum."""
+    machine = Machine(case, {**case.operands(), "global_smem": 0, "%laneid": 0})
+    run(case.text(), machine)
+    assert (machine.started, machine.released) == (case.blocks * case.waves, case.blocks)
+    assert machine.panels_released == (case.blocks // 4 if case.in_panels else 0)
+    assert sorted(machine.sums) == sorted(f"${i}" for i in range(case.waves * case.columns // 2))
+    for target, additions in machine.sums.items():
+        wave, i = divmod(int(target[1:]), case.columns // 2)
+        assert additions == [(k, case.scale_names(k, wave, i)) for k in range(case.blocks)], target
 
 
 FORMS = [
-    *[(128, 64, 8, two) for two in (False, True)],
-    *[(128, 96, 7, two) for two in (False, True)],
-    *[(128, 112, 6, two) for two in (False, True)],
-    *[(128, 128, 5, two) for two in (False, True)],
+    *[(128, columns, stages, two) for columns, stages in ((32, 10), (64, 8), (80, 8)) for two in (False, True)],
+    *[(128, columns, stages, two) for columns, stages in ((96, 7), (112, 6), (128, 5)) for two in (False, True)],
     *[(128, 144, 6, False), (128, 160, 5, False), (128, 192, 4, False), (256, 128, 3, False)],
 ]
 
@@ -161,31 +299,7 @@ FORMS = [
 def test_every_k_block_is_added_once_with_its_own_scales(
     block_m: int, columns: int, stages: int, two: bool, in_panels: bool
 ) -> None:
-    tile, parts, lines = (block_m, columns, stages), columns // wave_part_columns(columns), stages * block_m * 128
-    text = str(own_pace.loop_asm(columns, parts, block_m, stages, 0, SCALE_BLOCK, in_panels, False, two))
-    bars = lines + own_pace.scale_lines(block_m, stages) * own_pace.line_bytes()
-    empties, lows = bars + own_pace.line_bytes(), own_pace.low_columns(columns, SCALE_BLOCK)
-    for blocks in (4, 8, 12, 20) if in_panels else (1, 2, 3, 4, 5, 7, 8, 9, 13):
-        slot, panel, low = blocks * 3, blocks // 4 * 3, lows[blocks % len(lows)]
-        machine = machine_of(tile, blocks, slot, low if low < columns else columns, in_panels, panel)
-        run(text, machine)
-        slots = [(slot + k) % stages for k in range(blocks)]
-        assert sorted(machine.sums) == sorted(f"${i}" for i in range(block_m // 128 * columns // 2))
-        for target, additions in machine.sums.items():
-            wave, i = divmod(int(target[1:]), columns // 2)
-            assert [x for x, _ in additions] == [X_AT + 8 * block_m * each + 512 * wave for each in slots]
-            row = 64 * wave + 8 * (i // 2 % 2)
-            for k, (_, scale) in enumerate(additions):
-                w = (LOWS if i // 4 * 8 < low else HIGHS) + 4 * k
-                place = 4 * (slots[k] * block_m + row)
-                if in_panels:
-                    place = 16 * ((panel + k // 4) % scale_panels() * block_m + row) + 4 * (k % 4)
-                assert scale == " ".join(sorted((f"shared@{lines + place}", f"global@{w}"))), (target, k)
-        expected = Counter(empties + 8 * each for each in slots)
-        if in_panels:
-            first = empties + own_pace.line_bytes() - 8 * scale_panels()
-            expected += Counter(first + 8 * ((panel + i) % scale_panels()) for i in range(blocks // 4))
-        assert Counter(machine.released) == expected
-        parity = {(bars + 8 * ((slot + k) % stages), (slot + k) // stages % 2) for k in range(blocks)}
-        waited = {each for each in machine.tests if each[0] < empties}
-        assert waited == parity
+    lows = own_pace.low_columns(columns, SCALE_BLOCK)
+    for blocks in (4, 8, 12, 20) if in_panels else (1, 2, 3, 4, 5, 8, 13):
+        sizes = {"block_m": block_m, "columns": columns, "stages": stages, "two": two, "in_panels": in_panels}
+        check(Case(**sizes, blocks=blocks, slot=blocks * 3, panel=blocks // 4 * 3, low=lows[blocks % len(lows)]))
