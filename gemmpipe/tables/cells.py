@@ -94,23 +94,24 @@ def _comment(text: str) -> str | None:
 
 
 def _config(text: str) -> str:
-    expected = f"{quoted_repr(text)}, expected the knobs as a JSON object"
-    try:
-        value = parse_object(text, "config")
-    except UserError:
-        raise UserError(expected) from None
-    if any(isinstance(knob, dict | list) for knob in value.values()):
-        raise UserError(expected)
-    return text
+    return _object_text(text, "config", "the knobs", lambda knob: not isinstance(knob, dict | list))
 
 
 def _ratios(text: str) -> str:
-    expected = f"{quoted_repr(text)}, expected ratios by backend as a JSON object"
+    return _object_text(text, "backend_ratios", "ratios by backend", _is_ratio)
+
+
+def _is_ratio(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 1 / _MAX_RATIO < value < _MAX_RATIO
+
+
+def _object_text(text: str, column: str, content: str, fits: Callable[[object], bool]) -> str:
+    """The text of a JSON object whose values fit."""
+    expected = UserError(f"{quoted_repr(text)}, expected {content} as a JSON object")
     try:
-        value = parse_object(text, "backend_ratios")
+        value = parse_object(text, column)
     except UserError:
-        raise UserError(expected) from None
-    for each in value.values():
-        if isinstance(each, bool) or not isinstance(each, int | float) or not 1 / _MAX_RATIO < each < _MAX_RATIO:
-            raise UserError(expected)
+        raise expected from None
+    if not all(map(fits, value.values())):
+        raise expected
     return text
