@@ -110,6 +110,15 @@ def test_hipblaslts_solutions_are_stored_and_our_kernels_are_not(tmp_path: Path,
     assert AiterCsv(file=None).write(load_family("a16w16"), _selections(*rows[1:5]), target) == []
 
 
+def test_selections_of_an_older_run_lack_later_columns(tmp_path: Path, mi300x: Device) -> None:
+    target = Target(folder=tmp_path, device=mi300x, run_id="r1", provenance={}, events=Events(listeners=[]))
+    older = _selections({"libtype": "torch", "config": '{"method":"mm"}', "kernelName": "torch"})
+    older = older.drop(columns="backend_ratios")
+    path, _ = AiterCsv(file=None).write(load_family("a16w16"), older, target)
+    (row,) = store.read(path, load_family("a16w16"))
+    assert (row["libtype"], row["us"]) == ("torch", 4.5)
+
+
 def test_a_family_that_aiter_has_no_table_of(tmp_path: Path, mi300x: Device) -> None:
     emitted: list[Event] = []
     target = Target(
