@@ -16,6 +16,7 @@ from gemmpipe.templates.hopper.constraints import (
     WARPGROUP_M,
     MaxColumns,
     accumulator_width,
+    alone_at_own_pace,
     in_waves,
     math_warpgroups,
     stage_buffers,
@@ -49,6 +50,7 @@ _STRIDE_ARGUMENTS = {
     PANELS: ("scale_row_stride",),
 }
 """Strides of x's scales that are arguments; the other is a constant."""
+_SINGLE_KERNEL = "gemmpipe.kernels.a8w8_blockscale._hopper_single_kernel:blockscale_single"
 _WAVES_KERNEL = "gemmpipe.kernels.a8w8_blockscale._hopper_waves_kernel:blockscale_waves"
 _WAVES_REGISTERS = {COPIED: (240, 24), PANELS: (240, 24), STRIDED: (224, 56)}
 """With OWN_PACE: registers of a thread of a math warpgroup, and of the other warps, two of which may load scales."""
@@ -135,7 +137,7 @@ class BlockscaleWarpSpecialised(WarpSpecialised):
         rows = int_knob(kept, "BLOCK_SIZE_M")
         if rows > 2 * WARPGROUP_M:
             kept[OWN_PACE] = True
-        elif rows < 2 * WARPGROUP_M:
+        elif rows < 2 * WARPGROUP_M and not kept.get(ONE_WARPGROUP):
             kept.pop(OWN_PACE, None)
         if rows != 2 * WARPGROUP_M or not kept.get(OWN_PACE):
             kept.pop(TWO_IN_FLIGHT, None)
@@ -155,6 +157,8 @@ class BlockscaleWarpSpecialised(WarpSpecialised):
         return replace(self, reading=PANELS if mode == FOURS and in_waves(knobs) else mode)
 
     def _for(self, knobs: Knobs) -> "BlockscaleWarpSpecialised":
+        if alone_at_own_pace(knobs):
+            return replace(self, kernel=_SINGLE_KERNEL)
         return replace(self, kernel=_WAVES_KERNEL) if in_waves(knobs) else self
 
     def builds(self, spec: GemmSpec, knobs: Knobs, device: Device) -> tuple[Build, ...]:
@@ -211,6 +215,8 @@ class BlockscaleWarpSpecialised(WarpSpecialised):
         common = {**strides, "SCALE_BLOCK": SCALE_BLOCK, "BUFFERS": stage_buffers(knobs)}
         if in_waves(knobs):
             return {**common, "READING": self.reading, TWO_IN_FLIGHT: bool(knobs.get(TWO_IN_FLIGHT)), **sizes}
+        if alone_at_own_pace(knobs):
+            return {**common, "READING": self.reading, **sizes}
         batch, groups = _batch(spec, knobs, self.reading), math_warpgroups(knobs)
         return {**common, "BATCH": batch, "READING": self.reading, "WARPGROUPS": groups, **sizes}
 

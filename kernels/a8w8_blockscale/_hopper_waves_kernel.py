@@ -93,10 +93,10 @@ def math_warpgroup(
 @gluon.jit
 def init_and_store_warp(
     first, second, out, handover, work, ring, check, STAGES: gl.constexpr, SPLIT_K: gl.constexpr,
-    FILLERS: gl.constexpr, AT_ONCE: gl.constexpr,
+    FILLERS: gl.constexpr,
 ):  # fmt: skip
     """Initialises the barriers, then stores the shares of warpgroup `first`, and of `second` unless it is None."""
-    init_warp(ring, check, first.BLOCK_SIZE_M, STAGES, SPLIT_K, FILLERS, AT_ONCE)
+    init_warp(ring, check, first.BLOCK_SIZE_M, STAGES, SPLIT_K, FILLERS)
     if stages_all(first, ring.stage):
         store_warp(first, second, out, ring.stage, handover, work)
 
@@ -127,7 +127,7 @@ def run_with_scale_warps(
         (producer_warp, (x, w, None, 0, places.bare, work, BLOCK_SIZE_N, SPLIT_K)),
         (init_and_store_warp,
          (wave_partition(0, BLOCK_SIZE_M, BLOCK_SIZE_N, 8), wave_partition(1, BLOCK_SIZE_M, BLOCK_SIZE_N, 8), out,
-          places.handover, own, places.ring, places.check, STAGES, SPLIT_K, 2, TWO_IN_FLIGHT)),
+          places.handover, own, places.ring, places.check, STAGES, SPLIT_K, 2)),
         (scale_producer_warps,
          (scales, scale_row_stride, scale_stride, places.ring, work, BLOCK_SIZE_N, False, SPLIT_K)),
     ], [4, 1, 1, 2], [REGISTERS, LOADER_REGISTERS, LOADER_REGISTERS, LOADER_REGISTERS])  # fmt: skip
@@ -152,7 +152,7 @@ def run_with_store_warps(
         (producer_warp, (x, w, scales, scale_stride, places.ring, work, BLOCK_SIZE_N, SPLIT_K)),
         (init_and_store_warp,
          (wave_partition(0, BLOCK_SIZE_M, BLOCK_SIZE_N, 8), None, out, places.handover, own, places.ring,
-          places.check, STAGES, SPLIT_K, 1, TWO_IN_FLIGHT)),
+          places.check, STAGES, SPLIT_K, 1)),
         (second_store_warp,
          (wave_partition(1, BLOCK_SIZE_M, BLOCK_SIZE_N, 8), out, places.handover, own, places.ring, SPLIT_K)),
         (panel_warp, (scales, scale_row_stride, places.ring, places.panel_bars, work, BLOCK_SIZE_N, SPLIT_K))

@@ -108,6 +108,14 @@ ONE_WARPGROUP = [
     *[gluon(64, 48, 6, 3, ONE_WARPGROUP=True), gluon(64, 96, 6, 4, CLUSTER_SIZE=4, ONE_WARPGROUP=True)],
     *[gluon(64, n, 6, CTAS_PER_SM=2, ONE_WARPGROUP=True) for n in (32, 48, 64)],
     gluon(64, 64, 6, 4, CTAS_PER_SM=2, ONE_WARPGROUP=True),
+    *[
+        gluon(64, n, stages, ONE_WARPGROUP=True, OWN_PACE=True)
+        for n, stages in ((32, 12), (48, 10), (64, 8), (80, 8), (96, 7), (128, 7))
+    ],
+    *[gluon(64, n, 6, CTAS_PER_SM=2, ONE_WARPGROUP=True, OWN_PACE=True) for n in (32, 48, 64)],
+    *[gluon(64, 64, 8, 3, ONE_WARPGROUP=True, OWN_PACE=True), gluon(64, 96, 7, 2, ONE_WARPGROUP=True, OWN_PACE=True)],
+    gluon(64, 64, 8, 4, CLUSTER_SIZE=4, ONE_WARPGROUP=True, OWN_PACE=True),
+    gluon(64, 96, 6, 4, CLUSTER_SIZE=4, ONE_WARPGROUP=True, OWN_PACE=True),
 ]
 
 

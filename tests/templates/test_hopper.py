@@ -492,7 +492,7 @@ def test_two_products_in_flight_fit_into_the_registers(columns: int, slots: int,
     assert spills is not None
     assert spills <= (4 if reading == "panels" else 0)  # Triton 3.9; 3.6, with which they were timed, spills none
     ptx = compile_kernel(build, SM_90).asm["ptx"]
-    assert ("wgmma.wait_group.sync.aligned 1;" in ptx) == (columns <= (96 if reading == "panels" else 128))
+    assert "wgmma.wait_group.sync.aligned 1;" in ptx
 
 
 def test_knobs_without_effect_are_dropped() -> None:

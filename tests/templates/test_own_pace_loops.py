@@ -59,7 +59,7 @@ class Case:
     @property
     def waves(self) -> int:
         """Of a warpgroup."""
-        return self.block_m // 128
+        return max(1, self.block_m // 128)
 
     @property
     def scales(self) -> int:
@@ -109,7 +109,7 @@ class Case:
             self.low,
             0,
         ]
-        given += [self.panel * (4 // own_pace.unrolled(self.columns))] if self.in_panels else []
+        given += [self.panel * own_pace.iterations_of_a_panel(self.columns, self.two)] if self.in_panels else []
         first, step = self.waves * self.columns // 2, wave_part_columns(self.columns) // 2
         return {f"${first + i * step}": each for i, each in enumerate(given)}
 
@@ -288,6 +288,7 @@ def check(case: Case) -> None:
 
 
 FORMS = [
+    *[(64, columns, stages, True) for columns, stages in ((32, 12), (64, 8), (80, 8), (96, 7), (128, 7))],
     *[(128, columns, stages, two) for columns, stages in ((32, 10), (64, 8), (80, 8)) for two in (False, True)],
     *[(128, columns, stages, two) for columns, stages in ((96, 7), (112, 6), (128, 5)) for two in (False, True)],
     *[(128, 144, 6, False), (128, 160, 5, False), (128, 192, 4, False), (256, 128, 3, False)],

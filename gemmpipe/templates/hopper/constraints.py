@@ -148,10 +148,22 @@ def in_waves(knobs: Knobs) -> bool:
     return rows > 2 * WARPGROUP_M or (rows == 2 * WARPGROUP_M and bool(knobs.get(OWN_PACE)))
 
 
+def alone_at_own_pace(knobs: Knobs) -> bool:
+    """True for the kernel of tiles of 64 rows that one warpgroup multiplies by the loop of own_pace.py."""
+    return math_warpgroups(knobs) == 1 and bool(knobs.get(OWN_PACE)) and knobs["BLOCK_SIZE_M"] == WARPGROUP_M
+
+
+def own_allocation(knobs: Knobs) -> bool:
+    """True for the kernels whose slots and barriers are those of own_pace.allocate."""
+    return in_waves(knobs) or alone_at_own_pace(knobs)
+
+
 def part_columns(knobs: Knobs) -> int:
     """Columns of each tensor of a warpgroup's sums; the kernels have the same rules (waves.py, tile_scheduler.py)."""
     columns = warpgroup_columns(knobs)
-    return min(_STAGED_COLUMNS, columns // 2, columns & -columns) if in_waves(knobs) else accumulator_width(columns)
+    if own_allocation(knobs):
+        return min(_STAGED_COLUMNS, columns // 2, columns & -columns)
+    return accumulator_width(columns)
 
 
 def accumulator_width(columns: int) -> int:
@@ -203,7 +215,7 @@ def _ring_bytes(knobs: Knobs) -> int:
     """
     m, n, stages = (int_knob(knobs, name) for name in ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "num_stages"))
     control = stages * 4 * m + 1024
-    if in_waves(knobs):
+    if own_allocation(knobs):
         # Apart from it: a barrier, and Triton's record of the roles.
         control = ceil_div(max(2 * 4, stages) * 4 * m + 1536, 1024) * 1024 + 288
     return stages * (m + n) * SLOT_ROW_BYTES + control
@@ -248,6 +260,8 @@ def hopper_tile_violation(spec: GemmSpec, knobs: Knobs, device: Device, widest: 
     if waves and spec.m < m:
         return f"tile: {m} rows for M={spec.m}, no copy of x is partial"
     columns = warpgroup_columns(knobs)
+    if alone_at_own_pace(knobs) and columns < _MIN_WAVE_COLUMNS:
+        return f"{OWN_PACE}: at least {_MIN_WAVE_COLUMNS} columns"
     if in_waves(knobs) and (columns < _MIN_WAVE_COLUMNS or ctas_per_sm(knobs) > 1):
         return f"{OWN_PACE}: at least {_MIN_WAVE_COLUMNS} columns, and one program, which needs all registers"
     if math_warpgroups(knobs) == 1:

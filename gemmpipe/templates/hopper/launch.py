@@ -27,8 +27,8 @@ from gemmpipe.templates.hopper.constraints import (
     epilogue_columns,
     has_halves,
     hopper_tile_violation,
-    in_waves,
     math_warpgroups,
+    own_allocation,
     part_columns,
     split_k_mode,
     warpgroup_columns,
@@ -207,7 +207,7 @@ class WarpSpecialised(KernelImplementation):
         columns_held = warpgroup_columns(knobs)
         width = part_columns(knobs)
         w_box, w_layout = [n if width == columns_held else width, k], ring
-        if in_waves(knobs):
+        if own_allocation(knobs):
             w_box = [8, k]
         if self.layout == TILES_16X16:  # runs of one tile each; each warpgroup's columns are a copy of their own
             w_box = [k // 16, columns_held // 16, 256]

@@ -38,7 +38,13 @@ def line_bytes():
 @gluon.constexpr_function
 def scale_lines(block_m, stages):
     """Lines that x's scales take: those of the panels, or of the slots' columns if they are more."""
-    return max(4 * scale_panels(), stages) * block_m * 4 // line_bytes()
+    return -(-max(4 * scale_panels(), stages) * block_m * 4 // line_bytes())
+
+
+@gluon.constexpr_function
+def math_warps(block_m):
+    """Warps that release a slot: those of two warpgroups, or of the only one of a tile of 64 rows."""
+    return 4 if block_m == 64 else 8
 
 
 @gluon.constexpr_function
@@ -80,28 +86,26 @@ def allocate(x, BLOCK_SIZE_M: gl.constexpr, BLOCK_SIZE_N: gl.constexpr, STAGES: 
 
 
 @gluon.constexpr_function
-def _init_asm(block_m, stages, fillers, at_once):
+def _init_asm(block_m, stages, fillers):
     """PTX: one thread initialises the barriers; Triton synchronises a warp after each one, which takes 100 clocks.
 
-    at_once: in one branch. Where each has a predicate, ptxas makes a branch and a fence of each: 900 clocks for all.
+    In one branch: where each has a predicate, ptxas makes a branch and a fence of each, 900 clocks for all.
     """
-    only = "" if at_once else "@p "
-    first = stages * block_m * 128 + scale_lines(block_m, stages) * line_bytes()
+    first, warps = stages * block_m * 128 + scale_lines(block_m, stages) * line_bytes(), math_warps(block_m)
     inits = [
-        f"{only}mbarrier.init.shared::cta.b64 [at + {first + 8 * i}], {fillers};"
-        f" {only}mbarrier.init.shared::cta.b64 [at + {first + line_bytes() + 8 * i}], 8;"
+        f"mbarrier.init.shared::cta.b64 [at + {first + 8 * i}], {fillers};"
+        f" mbarrier.init.shared::cta.b64 [at + {first + line_bytes() + 8 * i}], {warps};"
         for i in range(stages)
     ]
     for line, counts in (
         (first, [1] * 4),
-        (first + line_bytes(), [1] * scale_panels() + [8] * scale_panels()),
+        (first + line_bytes(), [1] * scale_panels() + [warps] * scale_panels()),
     ):  # handover, panel_bars
         places = range(line + line_bytes() - len(counts) * 8, line + line_bytes(), 8)
         pairs = zip(places, counts, strict=True)
-        inits += [f"{only}mbarrier.init.shared::cta.b64 [at + {place}], {count};" for place, count in pairs]
+        inits += [f"mbarrier.init.shared::cta.b64 [at + {place}], {count};" for place, count in pairs]
     begin = ".reg .pred p; .reg .b32 at; mov.u32 at, %laneid; setp.eq.u32 p, at, 0; mov.u32 at, global_smem;"
-    branch = ("@!p bra others;", "others:") if at_once else ("", "")
-    return f"{{ {begin} {branch[0]} {' '.join(inits)} {branch[1]} mov.u32 $0, 0; }}"
+    return f"{{ {begin} @!p bra others; {' '.join(inits)} others: mov.u32 $0, 0; }}"
 
 
 @gluon.constexpr_function
@@ -116,15 +120,14 @@ def _check_asm(block_m, stages):
 
 @gluon.jit
 def init_warp(
-    ring, check, BLOCK_SIZE_M: gl.constexpr, STAGES: gl.constexpr, SPLIT_K: gl.constexpr, FILLERS: gl.constexpr,
-    AT_ONCE: gl.constexpr,
-):  # fmt: skip
-    """Initialises the barriers of slots that FILLERS roles fill and all eight math warps release (see _init_asm).
+    ring, check, BLOCK_SIZE_M: gl.constexpr, STAGES: gl.constexpr, SPLIT_K: gl.constexpr, FILLERS: gl.constexpr
+):
+    """Initialises the barriers of slots that FILLERS roles fill and all math warps release.
 
     check: the line that `allocate` returns; where it is not at the expected address, neither is anything else: a trap.
     """
     TOKEN: gl.constexpr = 0x47454D4D
-    init: gl.constexpr = _init_asm(BLOCK_SIZE_M, STAGES, FILLERS, AT_ONCE)
+    init: gl.constexpr = _init_asm(BLOCK_SIZE_M, STAGES, FILLERS)
     trap: gl.constexpr = _check_asm(BLOCK_SIZE_M, STAGES)
     gl.inline_asm_elementwise(init, "=r", [], dtype=gl.int32, is_pure=False, pack=1)
     fence_async_shared()
@@ -176,6 +179,18 @@ def unrolled(columns):
 
 
 @gluon.constexpr_function
+def two_fit(columns):
+    """Whether tiles of 128 rows may have two products in flight: registers hold both and the sums."""
+    return columns <= 128
+
+
+@gluon.constexpr_function
+def iterations_of_a_panel(columns, two):
+    """Two where an iteration has two K blocks; the loop with two products in flight has four of a panel."""
+    return 1 if two and two_fit(columns) else 4 // unrolled(columns)
+
+
+@gluon.constexpr_function
 def _scale_products(edges, of=""):
     """PTX: l0, l1 (h0, h1), the products of w's scale before (after) the edge and x's of a thread's two rows."""
     pairs = [("l", "low"), ("h", "high")] if edges else [("l", "low")]
@@ -209,7 +224,7 @@ def _panel_addresses(tile):
 
     `iteration` counts them: its lowest bits are the half of a panel, if it has two of them, the panel, and its phase.
     """
-    halves, bits = 4 // unrolled(tile.columns) - 1, scale_panels().bit_length() - 1
+    halves, bits = iterations_of_a_panel(tile.columns, tile.two) - 1, scale_panels().bit_length() - 1
     return (
         f"bfe.u32 at, iteration, {halves}, {bits}; bfe.u32 panel_phase, iteration, {halves + bits}, 1;"
         f" mad.lo.u32 scales, at, {16 * tile.block_m}, first_scales; mad.lo.u32 panel_full, at, 8, panel_fulls;"
@@ -275,15 +290,6 @@ def _block(tile, waves, low, i):
     wait = f"wait_{name}: {_wait()} @!ready bra.uni wait_{name};"
     wait += f" {_wait_for_panel()} @!panel_ready bra.uni wait_{name};" if begins else ""
     return " ".join(body), f"{wait} bra.uni full_{name};"
-
-
-@gluon.constexpr_function
-def two_fit(columns, in_panels):
-    """Whether tiles of 128 rows may have two products in flight: registers hold both and the sums.
-
-    With panels up to 96 columns alone, whose iterations are whole panels (see `unrolled`).
-    """
-    return columns <= (96 if in_panels else 128)
 
 
 @gluon.constexpr_function
@@ -402,7 +408,7 @@ def _loops(tile, waves, scale_block):
 @gluon.constexpr_function
 def loop_asm(columns, parts, block_m, stages, row, scale_block, in_panels, halves, two):
     """PTX of the loops. Operands after the sums, as often as a part has registers: those of multiply_at_own_pace."""
-    tile, count = _Tile(block_m, columns, stages, in_panels, two and two_fit(columns, in_panels)), wave_count(block_m)
+    tile, count = _Tile(block_m, columns, stages, in_panels, two and two_fit(columns)), wave_count(block_m)
     sums, width, lows = count * columns // 2, columns // 2 // parts, low_columns(columns, scale_block)
     given = [f"${sums + i * width}" for i in range(11)]
     registers = [
@@ -468,7 +474,7 @@ def multiply_at_own_pace(
     operands = (wide + x_at, wide + w_at, wide + lows, wide + highs)
     operands += (narrow + slot, narrow + phase, narrow + blocks, narrow + edge, narrow + rows)
     if IN_PANELS:
-        operands += (narrow + panel * (4 // unrolled(wg.COLUMNS)),)
+        operands += (narrow + panel * iterations_of_a_panel(wg.COLUMNS, TWO_IN_FLIGHT),)
     if HALVES:
         operands += (narrow + half.waves,)
     sums = gl.inline_asm_elementwise(text, constraints, operands, dtype=types, is_pure=False, pack=wg.WIDTH // 2)

@@ -26,8 +26,8 @@ def wave_part_columns(columns):
 
 @gluon.constexpr_function
 def wave_count(block_m):
-    """Waves of a warpgroup: a tile's rows over 64 and two warpgroups."""
-    return block_m // 128
+    """Waves of a warpgroup: a tile's rows over 64 and two warpgroups; a tile of 64 rows has one warpgroup."""
+    return max(1, block_m // 128)
 
 
 @gluon.constexpr_function
