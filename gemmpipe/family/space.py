@@ -24,7 +24,7 @@ Facts = Mapping[str, Scalar]
 _FACTS = ("arch", "vendor", "w_dtype", "M", "N", "K", "B", "E", "topk", "rows")
 _COUNTLESS = 10**300  # beyond, no float holds the number
 _MAX_CONFIGS = 100_000_000
-"""Limit of `most_points`, which is about 27,000,000 for the largest shipped space."""
+"""Limit of `most_points`, which is about 45,000,000 for the largest shipped space."""
 _MAX_PROBLEM_CONFIGS = 3_000_000
 """Limit of the points for one problem, which are kept in memory: at most 20,736 in a shipped space."""
 

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 COPIED, FOURS, STRIDED, PANELS = "copied", "fours", "strided", "panels"
 """Load modes of x's scales (see the kernel): by TMA; by two warps, four contiguous scales or one at a time.
 
-With OWN_PACE a warp of its own copies panels: four contiguous scales of each row.
+With OWN_PACE and tiles of 128 rows or more a warp of its own copies panels: four contiguous scales of each row.
 """
 _STRIDE_ARGUMENTS = {
     COPIED: ("scale_stride",),
@@ -53,7 +53,7 @@ _STRIDE_ARGUMENTS = {
 _SINGLE_KERNEL = "gemmpipe.kernels.a8w8_blockscale._hopper_single_kernel:blockscale_single"
 _WAVES_KERNEL = "gemmpipe.kernels.a8w8_blockscale._hopper_waves_kernel:blockscale_waves"
 _WAVES_REGISTERS = {COPIED: (240, 24), PANELS: (240, 24), STRIDED: (224, 56)}
-"""With OWN_PACE: registers of a thread of a math warpgroup, and of the other warps, two of which may load scales."""
+"""With OWN_PACE and two math warpgroups: registers of their threads, and of others, which may load scales."""
 _TWO_IN_FLIGHT_COLUMNS = 128
 """The widest tile of 128 rows of which a thread's registers hold two products and the sums; see own_pace.two_fit."""
 _SCALE_LOADER_REGISTERS = 40
@@ -128,21 +128,20 @@ class BlockscaleWarpSpecialised(WarpSpecialised):
         return (*super().knob_names(spec, device), *BLOCK_SCALED_KNOBS)
 
     def normalise(self, spec: GemmSpec, knobs: Knobs, device: Device) -> Knobs:
-        """Further knobs if true: CONSTANT_NK; ONE_WARPGROUP for 64 rows; OWN_PACE for 128, and for 256 always.
-
-        With OWN_PACE and 128 rows also TWO_IN_FLIGHT.
+        """Further knobs if true: CONSTANT_NK; ONE_WARPGROUP for 64 rows, then also OWN_PACE; OWN_PACE for 128, and for
+        256 always; with OWN_PACE and 128 rows TWO_IN_FLIGHT.
         """
         kept = dict(super().normalise(spec, knobs, device))
         kept |= {name: True for name in BLOCK_SCALED_KNOBS if knobs.get(name)}
         rows = int_knob(kept, "BLOCK_SIZE_M")
         if rows > 2 * WARPGROUP_M:
             kept[OWN_PACE] = True
-        elif rows < 2 * WARPGROUP_M and not kept.get(ONE_WARPGROUP):
+        if rows != WARPGROUP_M:
+            kept.pop(ONE_WARPGROUP, None)
+        if rows < 2 * WARPGROUP_M and not kept.get(ONE_WARPGROUP):
             kept.pop(OWN_PACE, None)
         if rows != 2 * WARPGROUP_M or not kept.get(OWN_PACE):
             kept.pop(TWO_IN_FLIGHT, None)
-        if rows != WARPGROUP_M:
-            kept.pop(ONE_WARPGROUP, None)
         return kept
 
     def build(self, spec: GemmSpec, knobs: Knobs, *, halved: bool) -> Build:

@@ -11,7 +11,8 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
 from gemmpipe.kernels.a8w8_blockscale._hopper_waves_kernel import scales_of_columns
 from gemmpipe.templates.hopper.epilogue import EpilogueOperands, cluster_arrive, store_accumulators
-from gemmpipe.templates.hopper.own_pace import allocate, first_row_of_w, init_warp, multiply_at_own_pace
+from gemmpipe.templates.hopper.own_pace import multiply_at_own_pace
+from gemmpipe.templates.hopper.own_pace_memory import allocate, first_row_of_w, init_warp
 from gemmpipe.templates.hopper.pipeline import Ring, gdc_wait, producer_warp
 from gemmpipe.templates.hopper.scales import scale_producer_warps
 from gemmpipe.templates.hopper.tile_scheduler import TileSchedule, tile_coord, work_tile_count

@@ -13,7 +13,8 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
 from gemmpipe.kernels.a8w8_blockscale._hopper_kernel import WeightScales
 from gemmpipe.templates.hopper.epilogue import cluster_arrive
-from gemmpipe.templates.hopper.own_pace import allocate, first_row_of_w, init_warp, multiply_at_own_pace
+from gemmpipe.templates.hopper.own_pace import multiply_at_own_pace
+from gemmpipe.templates.hopper.own_pace_memory import allocate, first_row_of_w, init_warp
 from gemmpipe.templates.hopper.pipeline import Ring, gdc_wait, producer_warp
 from gemmpipe.templates.hopper.scale_panels import panel_warp
 from gemmpipe.templates.hopper.scales import scale_producer_warps
@@ -34,7 +35,7 @@ from gemmpipe.templates.hopper.wgmma_any_n import matrix_descriptor
 
 
 class Places(NamedTuple):
-    """A program's shared memory: the ring, with x's scales and without, and what own_pace.allocate returns besides."""
+    """A program's shared memory: the ring, with x's scales and without, and what `allocate` returns besides."""
 
     ring: Ring
     bare: Ring

@@ -44,7 +44,8 @@ def _single_knobs(columns: int, slots: int, **further: int) -> Knobs:
             *[_single_knobs(n, slots, OWN_PACE=True) for n, slots in ((32, 12), (48, 10), (64, 8), (80, 8), (96, 7))],
             *[_single_knobs(n, 6, CTAS_PER_SM=2, OWN_PACE=True) for n in (32, 48, 64)],
             _single_knobs(64, 8, NUM_KSPLIT=4, CLUSTER_SIZE=4, OWN_PACE=True),
-            *[_single_knobs(96, 7, NUM_KSPLIT=2, OWN_PACE=True), _single_knobs(128, 7, OWN_PACE=True)],
+            *[_single_knobs(96, 7, NUM_KSPLIT=2, OWN_PACE=True), _single_knobs(128, 8, OWN_PACE=True)],
+            _single_knobs(64, 8, OWN_PACE=True, CONSTANT_NK=True),
         ],
         2,
         8,
@@ -54,9 +55,12 @@ def _single_knobs(columns: int, slots: int, **further: int) -> Knobs:
 )
 def test_one_warpgroup_compiles_within_the_registers(knobs: Knobs, reading: str) -> None:
     kernel, spec = _kernel("a8w8_blockscale", 63 if reading == "strided" else 64)
-    knobs = kernel.normalise(spec, knobs, SM_90)
+    wanted, knobs = knobs, kernel.normalise(spec, knobs, SM_90)
     assert kernel.unsupported_reason(spec, knobs, SM_90) is None
     (build,) = (build for build in kernel.builds(spec, knobs, SM_90) if ("READING", reading) in build.constants)
+    own = bool(wanted.get("OWN_PACE"))
+    assert build.kernel.endswith(":blockscale_single" if own else ":blockscale_warp_specialised")
+    assert kernel.normalise(spec, knobs, SM_90) == knobs
     facts, ptx = compile_build(build, SM_90), compile_kernel(build, SM_90).asm["ptx"]
     assert facts.spills == 0
     assert facts.shared_bytes is not None
@@ -65,6 +69,11 @@ def test_one_warpgroup_compiles_within_the_registers(knobs: Knobs, reading: str)
     assert facts.registers * 256 * ctas_per_sm(knobs) <= 65_536
     assert set(re.findall(r"\.(?:max|req)ntid (\d+)", ptx)) == {"256"}
     assert ("@p trap" in ptx) == (part_columns(knobs) != knobs["BLOCK_SIZE_N"])
+    if own:  # each of the four warps that multiply releases a slot
+        counts = re.findall(r"mbarrier\.init\.shared::cta\.b64 \[at \+ \d+\], (\d+);", ptx)
+        assert counts[: 2 * int(str(knobs["num_stages"]))] == ["1" if reading == "copied" else "2", "4"] * int(
+            str(knobs["num_stages"])
+        )
 
 
 @IN_PARTS
@@ -86,6 +95,7 @@ def test_the_ring_is_checked_before_its_slots_are_released_to_the_loader(knobs: 
         ("a8w8_blockscale", _single_knobs(96, 4, CTAS_PER_SM=2), "96 columns per warpgroup, 64 fit the registers"),
         ("a8w8_blockscale", {**_single_knobs(64, 6), "BLOCK_SIZE_M": 128}, "a tile of 128 rows"),
         ("a8w8_blockscale_bpreshuffle", _single_knobs(64, 6), "ONE_WARPGROUP: only for row-major weights"),
+        ("a8w8_blockscale", _single_knobs(16, 8, OWN_PACE=True), "OWN_PACE: at least 32 columns"),
     ],
 )
 def test_tiles_that_one_warpgroup_does_not_multiply(name: str, knobs: Knobs, why: str) -> None:
@@ -98,5 +108,8 @@ def test_one_warpgroup_is_for_tiles_of_64_rows() -> None:
     for rows in (64, 128, 256):
         knobs = kernel.normalise(spec, {**_single_knobs(64, 4), "BLOCK_SIZE_M": rows}, SM_90)
         assert ("ONE_WARPGROUP" in knobs) == (rows == 64)
+        paced = kernel.normalise(spec, {**_single_knobs(64, 4, OWN_PACE=True), "BLOCK_SIZE_M": rows}, SM_90)
+        assert "OWN_PACE" in paced
+        assert "OWN_PACE" not in kernel.normalise(spec, {**paced, "BLOCK_SIZE_M": 32}, SM_90)
         constants = dict(kernel.builds(spec, knobs, SM_90)[0].constants)
         assert constants.get("WARPGROUPS") == {64: 1, 128: 2, 256: None}[rows]

@@ -110,8 +110,9 @@ ONE_WARPGROUP = [
     gluon(64, 64, 6, 4, CTAS_PER_SM=2, ONE_WARPGROUP=True),
     *[
         gluon(64, n, stages, ONE_WARPGROUP=True, OWN_PACE=True)
-        for n, stages in ((32, 12), (48, 10), (64, 8), (80, 8), (96, 7), (128, 7))
+        for n, stages in ((32, 12), (48, 10), (64, 8), (80, 8), (96, 7), (128, 8))
     ],
+    gluon(64, 64, 8, ONE_WARPGROUP=True, OWN_PACE=True, CONSTANT_NK=True),
     *[gluon(64, n, 6, CTAS_PER_SM=2, ONE_WARPGROUP=True, OWN_PACE=True) for n in (32, 48, 64)],
     *[gluon(64, 64, 8, 3, ONE_WARPGROUP=True, OWN_PACE=True), gluon(64, 96, 7, 2, ONE_WARPGROUP=True, OWN_PACE=True)],
     gluon(64, 64, 8, 4, CLUSTER_SIZE=4, ONE_WARPGROUP=True, OWN_PACE=True),

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gemmpipe.templates.hopper import own_pace
+from gemmpipe.templates.hopper import own_pace, own_pace_memory
 from gemmpipe.templates.hopper.constraints import _ring_bytes
 from gemmpipe.templates.hopper.scale_panels import scale_panels
 from gemmpipe.templates.hopper.waves import wave_part_columns
@@ -106,19 +106,20 @@ def test_a_k_block_waits_multiplies_and_releases_once(
     assert set(re.findall(r"bra\.uni (\w+);", text)) <= set(labels)
 
 
-@given(st.sampled_from(TILES))
+@given(st.sampled_from([*TILES, *((64, columns, stages) for columns in (32, 48, 96) for stages in range(2, 14))]))
 def test_scales_and_barriers_lie_between_the_slots(tile: tuple[int, int, int]) -> None:
     block_m, columns, stages = tile
-    control, first_w = own_pace.control_bytes(block_m, stages), own_pace.first_row_of_w(block_m, stages)
-    slots, lines = stages * block_m * 128, own_pace.scale_lines(block_m, stages)
+    control, first_w = own_pace_memory.control_bytes(block_m, stages), own_pace_memory.first_row_of_w(block_m, stages)
+    slots, lines = stages * block_m * 128, own_pace_memory.scale_lines(block_m, stages)
     # Views in units of a line, of a slot's scales and of a panel reach the end of the slots of x.
-    assert slots % own_pace.line_bytes() == slots % (4 * block_m) == slots % (16 * block_m) == 0
-    assert lines * own_pace.line_bytes() >= max(4 * stages * block_m, scale_panels() * 16 * block_m)
+    assert slots % own_pace_memory.line_bytes() == slots % (4 * block_m) == slots % (16 * block_m) == 0
+    assert lines * own_pace_memory.line_bytes() >= max(4 * stages * block_m, scale_panels() * 16 * block_m)
     assert control % 1024 == 0  # to which w's slots are aligned
-    assert control >= (lines + 3) * own_pace.line_bytes()
-    assert 8 * stages + 8 * 2 * scale_panels() <= own_pace.line_bytes()
+    assert control >= (lines + 3) * own_pace_memory.line_bytes()
+    assert 8 * stages + 8 * 2 * scale_panels() <= own_pace_memory.line_bytes()
     assert first_w * 128 == slots + control
     knobs = {"BLOCK_SIZE_M": block_m, "BLOCK_SIZE_N": columns, "num_stages": stages, "OWN_PACE": True}
+    knobs["ONE_WARPGROUP"] = block_m == 64
     assert _ring_bytes(knobs) == slots + control + stages * columns * 128 + 288
 
 

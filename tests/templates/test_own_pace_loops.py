@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from gemmpipe.templates.hopper import own_pace
+from gemmpipe.templates.hopper import own_pace, own_pace_memory
 from gemmpipe.templates.hopper.scale_panels import scale_panels
 from gemmpipe.templates.hopper.waves import wave_part_columns
 
@@ -69,7 +69,7 @@ class Case:
     @property
     def fulls(self) -> int:
         """The address of the slots' barriers."""
-        return self.scales + own_pace.scale_lines(self.block_m, self.stages) * own_pace.line_bytes()
+        return self.scales + own_pace_memory.scale_lines(self.block_m, self.stages) * own_pace_memory.line_bytes()
 
     def full(self, k: int) -> tuple[int, int]:
         """(barrier, phase) of a K block's slot."""
@@ -79,7 +79,7 @@ class Case:
     def panel_full(self, k: int) -> tuple[int, int]:
         """(barrier, phase) of the panel that a K block's scales are in."""
         use, panel = divmod(self.panel + k // 4, scale_panels())
-        return self.fulls + 2 * own_pace.line_bytes() - 16 * scale_panels() + 8 * panel, use % 2
+        return self.fulls + 2 * own_pace_memory.line_bytes() - 16 * scale_panels() + 8 * panel, use % 2
 
     def scale_names(self, k: int, wave: int, i: int) -> str:
         """The scales of element i of a wave's product of a K block."""
@@ -199,7 +199,7 @@ class Machine:
     def release(self, barrier: int) -> None:
         """A slot's, in turn, after its product; or a panel's, after its last scales are read."""
         case = self.case
-        slot, panel = (case.full(self.released)[0] + own_pace.line_bytes(), 0)
+        slot, panel = (case.full(self.released)[0] + own_pace_memory.line_bytes(), 0)
         if case.in_panels:
             panel = case.panel_full(4 * self.panels_released)[0] + 8 * scale_panels()
         if barrier == slot:

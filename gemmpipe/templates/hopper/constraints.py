@@ -154,7 +154,7 @@ def alone_at_own_pace(knobs: Knobs) -> bool:
 
 
 def own_allocation(knobs: Knobs) -> bool:
-    """True for the kernels whose slots and barriers are those of own_pace.allocate."""
+    """True for the kernels whose slots and barriers are those of own_pace_memory.allocate."""
     return in_waves(knobs) or alone_at_own_pace(knobs)
 
 
@@ -211,7 +211,8 @@ def stage_buffers(knobs: Knobs) -> int:
 def _ring_bytes(knobs: Knobs) -> int:
     """Shared memory of the slots, each with scales for every row, and of the barriers.
 
-    With waves, scales may be in two panels of four K blocks instead, and slots are aligned to 1024 bytes (own_pace.py).
+    At own pace scales may be in two panels of four K blocks instead, and slots are aligned to 1024 bytes
+    (own_pace_memory.py).
     """
     m, n, stages = (int_knob(knobs, name) for name in ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "num_stages"))
     control = stages * 4 * m + 1024

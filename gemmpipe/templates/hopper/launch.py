@@ -195,7 +195,7 @@ class WarpSpecialised(KernelImplementation):
         """(Triton type, box, shared-memory layout) of each tensor that TMA moves.
 
         A box with a number of columns that is no power of two is declared with a part's columns (see Build.boxes), with
-        waves with the eight rows of a buffer (own_pace.py).
+        waves with the eight rows of a buffer (own_pace_memory.py).
         """
         from triton.experimental.gluon.language import NVMMASharedLayout
 

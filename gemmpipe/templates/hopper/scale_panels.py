@@ -34,7 +34,7 @@ from gemmpipe.templates.hopper.tile_scheduler import tile_coord, work_tile_count
 
 @gluon.constexpr_function
 def scale_panels():
-    """Panels of a program: a power of two. Four are not faster (docs/results/kernel_experiments.md)."""
+    """Panels of a program: a power of two. Four are slower on average (docs/results/kernel_experiments.md)."""
     return 2
 
 

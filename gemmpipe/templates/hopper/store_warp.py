@@ -26,7 +26,7 @@ from gemmpipe.templates.hopper.waves import tile_or_half, wave_count, wave_work_
 
 @gluon.jit
 def _staged(handover, wg):
-    # The last four: own_pace.py has them in a line with others.
+    # The last four: own_pace_memory.py has them in a line with others.
     return handover.index(handover.shape[0] - 4 + wg.GROUP)
 
 
