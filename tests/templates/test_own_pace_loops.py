@@ -26,6 +26,7 @@ INTEGERS: dict[str, Callable[..., int]] = {
     "sub": lambda a, b: a - b,
     "xor": lambda a, b: a ^ b,
     "and": lambda a, b: a & b,
+    "shl": lambda a, b: a << b,
     "shr": lambda a, b: a >> b,
     "mad": lambda a, b, c: a * b + c,
     "mul": lambda a, b: a * b,
@@ -136,6 +137,8 @@ class Machine:
     full: set[tuple[str, int]] = field(default_factory=set)
     """Slots and panels, by K block, that a test found full."""
     tests: Counter[tuple[str, int]] = field(default_factory=Counter)
+    fetched: set[int] = field(default_factory=set)
+    """Where lane 0 fetched w's scales."""
     released: int = 0
     panels_released: int = 0
 
@@ -167,6 +170,8 @@ class Machine:
                 assert ("slot", self.block) in self.full, "x's scales are read before the slot is full"
                 assert not self.case.in_panels or ("panel", self.block // 4) in self.full
             self.registers[operands[0]] = f"{code.split('.')[1]}@{self.address(operands[1])}"
+        elif kind == "prefetch":
+            self.fetched.add(self.address(rest))
         elif kind == "fma":
             self.add(*operands)
         elif code == "mul.f32":
@@ -281,6 +286,9 @@ def check(case: Case) -> None:
     run(case.text(), machine)
     assert (machine.started, machine.released) == (case.blocks * case.waves, case.blocks)
     assert machine.panels_released == (case.blocks // 4 if case.in_panels else 0)
+    edges = any(low < case.columns for low in own_pace.low_columns(case.columns, SCALE_BLOCK))
+    fetches = not (edges and case.two and case.block_m > 64)
+    assert machine.fetched == (set() if not fetches else {LOWS, HIGHS} if edges else {LOWS})
     assert sorted(machine.sums) == sorted(f"${i}" for i in range(case.waves * case.columns // 2))
     for target, additions in machine.sums.items():
         wave, i = divmod(int(target[1:]), case.columns // 2)

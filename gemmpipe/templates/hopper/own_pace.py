@@ -243,6 +243,25 @@ def _loop(tile, waves, low):
 
 
 @gluon.constexpr_function
+def _fetch_w_scales(tile, edges):
+    """PTX: fetch the tile's scales of w into the first-level cache: each lane a sector, of eight K blocks.
+
+    The loop loads a scale one K block ahead, two with two products in flight: late for the first of a sector. Not in
+    tiles of 128 rows with two products in flight and edges: there it was measured to be slower.
+    """
+    if tile.two and edges and tile.block_m > 64:
+        return ""
+    rows = ("lows", "highs") if edges else ("lows",)
+    return " ".join(
+        [
+            "mov.u32 at, %laneid; shl.b32 at, at, 5; shl.b32 used, left, 2; setp.lt.u32 p, at, used;",
+            "cvt.u64.u32 step, at;",
+            *(f"add.s64 x, {each}, step; @p prefetch.global.L1 [x];" for each in rows),
+        ]
+    )
+
+
+@gluon.constexpr_function
 def _begin(tile, sums, given, row, edges):
     """PTX before the loops: empty sums, and what the operands determine."""
     slots = tile.stages * tile.block_m * 128
@@ -269,6 +288,7 @@ def _begin(tile, sums, given, row, edges):
             f"shr.u32 at, {given[8]}, 8; cvt.u64.u32 step, at; add.s64 lows, lows, step; add.s64 highs, highs, step;",
             f"ld.global.f32 low{of}, [lows];",
             f"ld.global.f32 high{of}, [highs];" if edges else "",
+            _fetch_w_scales(tile, edges),
             _slot_addresses(tile),
             f"{_panel_addresses(tile)} {_wait_for_panel()}" if tile.in_panels else "",
             _wait(),
