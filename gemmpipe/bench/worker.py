@@ -74,16 +74,14 @@ def main(config: WorkerConfig, pipe: Connection, cells: MutableSequence[float]) 
         sys.path[:0] = [p for p in config.python_path if p not in sys.path]
         context = config.make_context(config, cells)
     except Exception as error:  # noqa: BLE001 - reported in one line by the driver, not as a traceback per start
-        pipe.send(WorkerReply(trials=[], spent_s={}, failure=_text(error)))
+        _send(pipe, WorkerReply(trials=[], spent_s={}, failure=_text(error)))
         return
     # Garbage collection would disturb measurements; memory is freed by reference counts.
     gc.collect()
     gc.freeze()
     gc.disable()
     ended = time.monotonic()
-    try:
-        pipe.send(WorkerReply(trials=[], spent_s={}, ended=ended))
-    except BrokenPipeError:  # the driver has replaced this worker
+    if not _send(pipe, WorkerReply(trials=[], spent_s={}, ended=ended)):
         return
     while (job := _next(pipe)) is not None:
         begun = time.monotonic()
@@ -92,15 +90,23 @@ def main(config: WorkerConfig, pipe: Connection, cells: MutableSequence[float]) 
         gc.collect(0)
         ended = time.monotonic()
         reply.spent_s["between"] = ended - begun - sum(reply.spent_s.values())
-        pipe.send(replace(reply, ended=ended))
-        if reply.failure:
+        if not _send(pipe, replace(reply, ended=ended)) or reply.failure:
             break
+
+
+def _send(pipe: Connection, reply: WorkerReply) -> bool:
+    """False if nothing receives it: the driver was killed, or has replaced this worker."""
+    try:
+        pipe.send(reply)
+    except OSError:
+        return False
+    return True
 
 
 def _next(pipe: Connection) -> Job | None:
     try:
         job: Job | None = pipe.recv()
-    except EOFError:  # the driver has ended
+    except (EOFError, OSError):  # the driver has ended
         return None
     return job
 

@@ -117,7 +117,7 @@ class Case:
 
 @dataclass
 class Machine:
-    """Lane 0 of a warp: its registers, and what its instructions have done."""
+    """A lane of a warp, mostly lane 0: its registers, and what its instructions have done."""
 
     case: Case
     registers: dict[str, int | bool | str]
@@ -138,7 +138,7 @@ class Machine:
     """Slots and panels, by K block, that a test found full."""
     tests: Counter[tuple[str, int]] = field(default_factory=Counter)
     fetched: set[int] = field(default_factory=set)
-    """Where lane 0 fetched w's scales."""
+    """Addresses of w's scales that were fetched into the cache."""
     released: int = 0
     panels_released: int = 0
 

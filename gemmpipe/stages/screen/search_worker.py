@@ -154,7 +154,10 @@ def main(search_context: SearchContext, history: History, started_at: float, pip
             error.add_note(traceback.format_exc())
             reply = SessionFailed(error=error)
         if reply is not None:
-            pipe.send(reply)
+            try:
+                pipe.send(reply)
+            except BrokenPipeError:  # the driver was killed
+                return
 
 
 def _receive(pipe: Connection, inbox: "queue.SimpleQueue[Problem | Tell | Broadcast | None]") -> None:
