@@ -12,8 +12,9 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 from gemmpipe.kernels.a8w8_blockscale._hopper_waves_kernel import scales_of_columns
 from gemmpipe.templates.hopper.epilogue import EpilogueOperands, cluster_arrive, store_accumulators
 from gemmpipe.templates.hopper.own_pace import multiply_at_own_pace
+from gemmpipe.templates.hopper.own_pace_loader import loader_warp
 from gemmpipe.templates.hopper.own_pace_memory import allocate, first_row_of_w, init_warp
-from gemmpipe.templates.hopper.pipeline import Ring, gdc_wait, producer_warp
+from gemmpipe.templates.hopper.pipeline import Ring, gdc_wait
 from gemmpipe.templates.hopper.scales import scale_producer_warps
 from gemmpipe.templates.hopper.tile_scheduler import TileSchedule, tile_coord, work_tile_count
 from gemmpipe.templates.hopper.waves import wave_partition
@@ -69,7 +70,7 @@ def blockscale_single(
             (single_warpgroup,
              (wave_partition(0, 64, BLOCK_SIZE_N, 8), output, w_scale_ptr, w_scale_stride, ring, work, SCALE_BLOCK,
               STAGES, SPLIT_K)),
-            (producer_warp, (x, w, scales, scale_stride, ring, work, BLOCK_SIZE_N, SPLIT_K)),
+            (loader_warp, (x, w, scales, scale_stride, ring, work, BLOCK_SIZE_N, STAGES, SPLIT_K)),
             (init_warp, (ring, check, 64, STAGES, SPLIT_K, 1)),
             (cluster_arrive, (SPLIT_K,)),
         ], [1, 1, 2], [LOADER_REGISTERS, LOADER_REGISTERS, LOADER_REGISTERS])  # fmt: skip
@@ -78,7 +79,7 @@ def blockscale_single(
             (single_warpgroup,
              (wave_partition(0, 64, BLOCK_SIZE_N, 8), output, w_scale_ptr, w_scale_stride, ring, work, SCALE_BLOCK,
               STAGES, SPLIT_K)),
-            (producer_warp, (x, w, None, 0, bare, work, BLOCK_SIZE_N, SPLIT_K)),
+            (loader_warp, (x, w, None, 0, bare, work, BLOCK_SIZE_N, STAGES, SPLIT_K)),
             (init_warp, (ring, check, 64, STAGES, SPLIT_K, 2)),
             (scale_producer_warps,
              (scales, scale_row_stride, scale_stride, ring, work, BLOCK_SIZE_N, READING == "fours", SPLIT_K)),
