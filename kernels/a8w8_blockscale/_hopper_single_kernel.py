@@ -36,7 +36,7 @@ def single_warpgroup(
     mbarrier.wait(ring.ready, 0)
     gdc_wait()
     for work_id in range(gl.program_id(0), work_tile_count(work), work.programs):
-        coord = tile_coord(work, work_id, wg.BLOCK_SIZE_M, wg.BLOCK_SIZE_N)
+        coord = tile_coord(work, work_id, wg.BLOCK_SIZE_M, wg.BLOCK_SIZE_N, 0, 0, False, True)
         of = scales_of_columns(w_scale_ptr, w_scale_stride, coord.column, work, SCALE_BLOCK)
         slot, phase, sums = multiply_at_own_pace(
             wg, x_at, w_at, slot, phase, coord.end - coord.begin, of.low_ptr + coord.begin, of.high_ptr + coord.begin,
@@ -63,7 +63,8 @@ def blockscale_single(
     bare = Ring(x_ring, w_ring, None, stage, full, empty, ready)  # for a loader that does not copy scales
     tiles_m = gl.cdiv(M, 64)
     tiles_n = gl.cdiv(N, BLOCK_SIZE_N)
-    work = TileSchedule(parts_ptr, counters_ptr, M, N, tiles_m, tiles_n, blocks, programs, group_m, whole, splits)
+    parts = None if SPLIT_K == "none" else splits
+    work = TileSchedule(parts_ptr, counters_ptr, M, N, tiles_m, tiles_n, blocks, programs, group_m, whole, parts)
     output = EpilogueOperands(out, None, None, None)
     if READING == "copied":
         gl.warp_specialize([
@@ -82,5 +83,5 @@ def blockscale_single(
             (loader_warp, (x, w, None, 0, bare, work, BLOCK_SIZE_N, STAGES, SPLIT_K)),
             (init_warp, (ring, check, 64, STAGES, SPLIT_K, 2)),
             (scale_producer_warps,
-             (scales, scale_row_stride, scale_stride, ring, work, BLOCK_SIZE_N, READING == "fours", SPLIT_K)),
+             (scales, scale_row_stride, scale_stride, ring, work, BLOCK_SIZE_N, READING == "fours", SPLIT_K, True)),
         ], [1, 1, 2], [LOADER_REGISTERS, LOADER_REGISTERS, LOADER_REGISTERS])  # fmt: skip

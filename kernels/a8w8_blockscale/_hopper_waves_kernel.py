@@ -131,7 +131,7 @@ def run_with_scale_warps(
          (wave_partition(0, BLOCK_SIZE_M, BLOCK_SIZE_N, 8), wave_partition(1, BLOCK_SIZE_M, BLOCK_SIZE_N, 8), out,
           places.handover, own, places.ring, places.check, STAGES, SPLIT_K, 2)),
         (scale_producer_warps,
-         (scales, scale_row_stride, scale_stride, places.ring, work, BLOCK_SIZE_N, False, SPLIT_K)),
+         (scales, scale_row_stride, scale_stride, places.ring, work, BLOCK_SIZE_N, False, SPLIT_K, True)),
     ], [4, 1, 1, 2], [REGISTERS, LOADER_REGISTERS, LOADER_REGISTERS, LOADER_REGISTERS])  # fmt: skip
 
 
@@ -187,7 +187,8 @@ def blockscale_waves(
     ring = Ring(x_ring, w_ring, scale_ring, stage, full, empty, ready)
     tiles_m = gl.cdiv(M, BLOCK_SIZE_M)
     tiles_n = gl.cdiv(N, BLOCK_SIZE_N)
-    work = TileSchedule(parts_ptr, counters_ptr, M, N, tiles_m, tiles_n, blocks, programs, group_m, whole, splits)
+    halves = splits if SPLIT_K == "halves" else None
+    work = TileSchedule(parts_ptr, counters_ptr, M, N, tiles_m, tiles_n, blocks, programs, group_m, whole, halves)
     own = WholeTiles(M, N, tiles_m, tiles_n, blocks, programs, group_m, whole if SPLIT_K == "halves" else None)
     bare = Ring(x_ring, w_ring, None, stage, full, empty, ready)  # for a loader that does not copy scales
     places = Places(ring, bare, handover, panel_bars, check)

@@ -62,7 +62,7 @@ def loader_warp(
     slot_bytes = _slot_bytes(x, work.M, W_BYTES + SCALE_BYTES, BLOCK_SIZE_M, BLOCK_SIZE_K)
     for work_id in range(gl.program_id(0), work_tile_count(work), work.programs):
         # Not carried over from the previous tile, and with the waits in the loop: as in pipeline.producer_warp.
-        place = tile_coord(work, work_id, BLOCK_SIZE_M, BLOCK_SIZE_N, 0, 0, SPLIT_K == "halves")
+        place = tile_coord(work, work_id, BLOCK_SIZE_M, BLOCK_SIZE_N, 0, 0, SPLIT_K == "halves", True)
         mbarrier.wait(ring.ready, 0)
         row = gdc_wait(place.row)
         gdc_launch_dependents()
