@@ -1,6 +1,6 @@
 """Launch of the warp-specialised block-scaled kernel (_hopper_kernel.py), and constraints of block-scaled kernels."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from math import gcd
 from typing import TYPE_CHECKING
@@ -20,6 +20,7 @@ from gemmpipe.templates.hopper.constraints import (
     in_waves,
     math_warpgroups,
     stage_buffers,
+    views_of_parts,
     warpgroup_columns,
 )
 from gemmpipe.templates.hopper.launch import WarpSpecialised
@@ -37,6 +38,8 @@ from gemmpipe.templates.tiled import ceil_div, check_scale_order, readable_scale
 
 if TYPE_CHECKING:
     import torch
+
+    from gemmpipe.family.space import Space
 
 COPIED, FOURS, STRIDED, PANELS = "copied", "fours", "strided", "panels"
 """Load modes of x's scales (see the kernel): by TMA; by two warps, four contiguous scales or one at a time.
@@ -126,6 +129,13 @@ class BlockscaleWarpSpecialised(WarpSpecialised):
     def knob_names(self, spec: GemmSpec, device: Device) -> tuple[str, ...]:
         """The axes that this kernel has."""
         return (*super().knob_names(spec, device), *BLOCK_SCALED_KNOBS)
+
+    def configs(self, spec: GemmSpec, device: Device, space: "Space") -> Iterable[Knobs]:
+        """The space's; unless OWN_PACE is pinned, without it where this Triton compiles no tile in parts (3.8)."""
+        points = super().configs(spec, device, space)
+        if views_of_parts() or OWN_PACE in space.pinned:
+            return points
+        return ({**point, OWN_PACE: False} if point.get(OWN_PACE) else point for point in points)
 
     def normalise(self, spec: GemmSpec, knobs: Knobs, device: Device) -> Knobs:
         """Further knobs if true: CONSTANT_NK; ONE_WARPGROUP for 64 rows, then also OWN_PACE; OWN_PACE for 128, and for

@@ -303,6 +303,20 @@ FORMS = [
 ]
 
 
+@pytest.mark.parametrize("blocks", [1, 7, 8, 9, 56, 144, 300])
+@pytest.mark.parametrize("edges", [False, True])
+def test_the_lanes_fetch_the_scales_of_a_tile_and_no_others(blocks: int, edges: bool) -> None:
+    tile = own_pace._Tile(64, 96 if edges else 64, 8, False, True)
+    sizes = {"block_m": 64, "columns": 96, "stages": 7, "two": True, "in_panels": False}
+    case, fetched = Case(**sizes, blocks=blocks, slot=0, panel=0, low=96), set[int]()
+    for lane in range(32):
+        machine = Machine(case, {"left": blocks, "lows": LOWS, "highs": HIGHS, "%laneid": lane})
+        run(f"{{ {own_pace._fetch_w_scales(tile, edges)} }}", machine)
+        fetched |= machine.fetched
+    firsts, sectors = (LOWS, HIGHS) if edges else (LOWS,), range(0, min(4 * blocks, 32 * 32), 32)
+    assert fetched == {first + at for first in firsts for at in sectors}
+
+
 @pytest.mark.parametrize(("block_m", "columns", "stages", "two"), FORMS)
 @pytest.mark.parametrize("in_panels", [False, True])
 def test_every_k_block_is_added_once_with_its_own_scales(

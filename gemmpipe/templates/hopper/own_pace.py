@@ -258,8 +258,9 @@ def _loop(tile, waves, low):
 def _fetch_w_scales(tile, edges):
     """PTX: fetch the tile's scales of w into the first-level cache: each lane a sector, of eight K blocks.
 
-    The loop loads a scale one K block ahead, two with two products in flight: late for the first of a sector. Not in
-    tiles of 128 rows with two products in flight and edges: there it was measured to be slower.
+    The loop loads a scale one K block ahead, two with two products in flight: late for the first of a sector. The first
+    256 K blocks; where a split of K begins within a sector, its last one may be left out. Not in tiles of 128 rows with
+    two products in flight and edges: in 128x96 it was measured to be slower.
     """
     if tile.two and edges and tile.block_m > 64:
         return ""
