@@ -12,8 +12,9 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 from gemmpipe.kernels.a8w8_blockscale._hopper_waves_kernel import scales_of_columns
 from gemmpipe.templates.hopper.epilogue import EpilogueOperands, cluster_arrive, store_accumulators
 from gemmpipe.templates.hopper.own_pace import multiply_at_own_pace
+from gemmpipe.templates.hopper.own_pace_loader import loader_warp
 from gemmpipe.templates.hopper.own_pace_memory import allocate, first_row_of_w, init_warp
-from gemmpipe.templates.hopper.pipeline import Ring, gdc_wait, producer_warp
+from gemmpipe.templates.hopper.pipeline import Ring, gdc_wait
 from gemmpipe.templates.hopper.scales import scale_producer_warps
 from gemmpipe.templates.hopper.tile_scheduler import TileSchedule, tile_coord, work_tile_count
 from gemmpipe.templates.hopper.waves import wave_partition
@@ -35,7 +36,7 @@ def single_warpgroup(
     mbarrier.wait(ring.ready, 0)
     gdc_wait()
     for work_id in range(gl.program_id(0), work_tile_count(work), work.programs):
-        coord = tile_coord(work, work_id, wg.BLOCK_SIZE_M, wg.BLOCK_SIZE_N)
+        coord = tile_coord(work, work_id, wg.BLOCK_SIZE_M, wg.BLOCK_SIZE_N, 0, 0, False, True)
         of = scales_of_columns(w_scale_ptr, w_scale_stride, coord.column, work, SCALE_BLOCK)
         slot, phase, sums = multiply_at_own_pace(
             wg, x_at, w_at, slot, phase, coord.end - coord.begin, of.low_ptr + coord.begin, of.high_ptr + coord.begin,
@@ -62,14 +63,15 @@ def blockscale_single(
     bare = Ring(x_ring, w_ring, None, stage, full, empty, ready)  # for a loader that does not copy scales
     tiles_m = gl.cdiv(M, 64)
     tiles_n = gl.cdiv(N, BLOCK_SIZE_N)
-    work = TileSchedule(parts_ptr, counters_ptr, M, N, tiles_m, tiles_n, blocks, programs, group_m, whole, splits)
+    parts = None if SPLIT_K == "none" else splits
+    work = TileSchedule(parts_ptr, counters_ptr, M, N, tiles_m, tiles_n, blocks, programs, group_m, whole, parts)
     output = EpilogueOperands(out, None, None, None)
     if READING == "copied":
         gl.warp_specialize([
             (single_warpgroup,
              (wave_partition(0, 64, BLOCK_SIZE_N, 8), output, w_scale_ptr, w_scale_stride, ring, work, SCALE_BLOCK,
               STAGES, SPLIT_K)),
-            (producer_warp, (x, w, scales, scale_stride, ring, work, BLOCK_SIZE_N, SPLIT_K)),
+            (loader_warp, (x, w, scales, scale_stride, ring, work, BLOCK_SIZE_N, STAGES, SPLIT_K)),
             (init_warp, (ring, check, 64, STAGES, SPLIT_K, 1)),
             (cluster_arrive, (SPLIT_K,)),
         ], [1, 1, 2], [LOADER_REGISTERS, LOADER_REGISTERS, LOADER_REGISTERS])  # fmt: skip
@@ -78,8 +80,8 @@ def blockscale_single(
             (single_warpgroup,
              (wave_partition(0, 64, BLOCK_SIZE_N, 8), output, w_scale_ptr, w_scale_stride, ring, work, SCALE_BLOCK,
               STAGES, SPLIT_K)),
-            (producer_warp, (x, w, None, 0, bare, work, BLOCK_SIZE_N, SPLIT_K)),
+            (loader_warp, (x, w, None, 0, bare, work, BLOCK_SIZE_N, STAGES, SPLIT_K)),
             (init_warp, (ring, check, 64, STAGES, SPLIT_K, 2)),
             (scale_producer_warps,
-             (scales, scale_row_stride, scale_stride, ring, work, BLOCK_SIZE_N, READING == "fours", SPLIT_K)),
+             (scales, scale_row_stride, scale_stride, ring, work, BLOCK_SIZE_N, READING == "fours", SPLIT_K, True)),
         ], [1, 1, 2], [LOADER_REGISTERS, LOADER_REGISTERS, LOADER_REGISTERS])  # fmt: skip

@@ -14,8 +14,9 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 from gemmpipe.kernels.a8w8_blockscale._hopper_kernel import WeightScales
 from gemmpipe.templates.hopper.epilogue import cluster_arrive
 from gemmpipe.templates.hopper.own_pace import multiply_at_own_pace
+from gemmpipe.templates.hopper.own_pace_loader import loader_warp
 from gemmpipe.templates.hopper.own_pace_memory import allocate, first_row_of_w, init_warp
-from gemmpipe.templates.hopper.pipeline import Ring, gdc_wait, producer_warp
+from gemmpipe.templates.hopper.pipeline import Ring, gdc_wait
 from gemmpipe.templates.hopper.scale_panels import panel_warp
 from gemmpipe.templates.hopper.scales import scale_producer_warps
 from gemmpipe.templates.hopper.store_warp import stage_share, stages_all, store_warp
@@ -125,12 +126,12 @@ def run_with_scale_warps(
         (math_warpgroup,
          (wave_partition(1, BLOCK_SIZE_M, BLOCK_SIZE_N, 8), out, w_scale_ptr, w_scale_stride, places.ring,
           places.handover, own, SCALE_BLOCK, STAGES, False, TWO_IN_FLIGHT)),
-        (producer_warp, (x, w, None, 0, places.bare, work, BLOCK_SIZE_N, SPLIT_K)),
+        (loader_warp, (x, w, None, 0, places.bare, work, BLOCK_SIZE_N, STAGES, SPLIT_K)),
         (init_and_store_warp,
          (wave_partition(0, BLOCK_SIZE_M, BLOCK_SIZE_N, 8), wave_partition(1, BLOCK_SIZE_M, BLOCK_SIZE_N, 8), out,
           places.handover, own, places.ring, places.check, STAGES, SPLIT_K, 2)),
         (scale_producer_warps,
-         (scales, scale_row_stride, scale_stride, places.ring, work, BLOCK_SIZE_N, False, SPLIT_K)),
+         (scales, scale_row_stride, scale_stride, places.ring, work, BLOCK_SIZE_N, False, SPLIT_K, True)),
     ], [4, 1, 1, 2], [REGISTERS, LOADER_REGISTERS, LOADER_REGISTERS, LOADER_REGISTERS])  # fmt: skip
 
 
@@ -149,8 +150,8 @@ def run_with_store_warps(
         (math_warpgroup,
          (wave_partition(1, BLOCK_SIZE_M, BLOCK_SIZE_N, 8), out, w_scale_ptr, w_scale_stride, places.ring,
           places.handover, own, SCALE_BLOCK, STAGES, IN_PANELS, TWO_IN_FLIGHT)),
-        (producer_warp, (x, w, None, 0, places.bare, work, BLOCK_SIZE_N, SPLIT_K)) if IN_PANELS else
-        (producer_warp, (x, w, scales, scale_stride, places.ring, work, BLOCK_SIZE_N, SPLIT_K)),
+        (loader_warp, (x, w, None, 0, places.bare, work, BLOCK_SIZE_N, STAGES, SPLIT_K)) if IN_PANELS else
+        (loader_warp, (x, w, scales, scale_stride, places.ring, work, BLOCK_SIZE_N, STAGES, SPLIT_K)),
         (init_and_store_warp,
          (wave_partition(0, BLOCK_SIZE_M, BLOCK_SIZE_N, 8), None, out, places.handover, own, places.ring,
           places.check, STAGES, SPLIT_K, 1)),
@@ -186,7 +187,8 @@ def blockscale_waves(
     ring = Ring(x_ring, w_ring, scale_ring, stage, full, empty, ready)
     tiles_m = gl.cdiv(M, BLOCK_SIZE_M)
     tiles_n = gl.cdiv(N, BLOCK_SIZE_N)
-    work = TileSchedule(parts_ptr, counters_ptr, M, N, tiles_m, tiles_n, blocks, programs, group_m, whole, splits)
+    halves = splits if SPLIT_K == "halves" else None
+    work = TileSchedule(parts_ptr, counters_ptr, M, N, tiles_m, tiles_n, blocks, programs, group_m, whole, halves)
     own = WholeTiles(M, N, tiles_m, tiles_n, blocks, programs, group_m, whole if SPLIT_K == "halves" else None)
     bare = Ring(x_ring, w_ring, None, stage, full, empty, ready)  # for a loader that does not copy scales
     places = Places(ring, bare, handover, panel_bars, check)

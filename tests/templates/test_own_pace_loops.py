@@ -161,7 +161,7 @@ class Machine:
         kind, operands = code.split(".")[0], [each.strip() for each in rest.split(",")]
         if code.startswith("wgmma"):
             self.multiply(code, rest)
-        elif code.startswith("mbarrier.try_wait"):
+        elif code.startswith(("mbarrier.try_wait", "mbarrier.test_wait")):
             self.registers[operands[0]] = self.test(self.address(operands[1]), int(self.value(operands[2])))
         elif code.startswith("mbarrier.arrive"):
             self.release(self.address(operands[1]))

@@ -149,6 +149,18 @@ def _wait_for_panel():
 
 
 @gluon.constexpr_function
+def _test():
+    """PTX: as _wait, at once: what follows is done while the slot is not full."""
+    return "mbarrier.test_wait.parity.shared::cta.b64 ready, [full], phase;"
+
+
+@gluon.constexpr_function
+def _test_panel():
+    """PTX: as _wait_for_panel, at once."""
+    return "mbarrier.test_wait.parity.shared::cta.b64 panel_ready, [panel_full], panel_phase;"
+
+
+@gluon.constexpr_function
 def _block(tile, waves, low, i):
     """PTX of K block i of an iteration: (the instructions if its slot is full by now, those that wait for it)."""
     edges, name, begins = low < tile.columns, f"{waves}_{low}_{i}", tile.in_panels and i == 0
@@ -165,10 +177,10 @@ def _block(tile, waves, low, i):
         body += [_scale_products(edges)]
         if tile.in_panels and last and i == unrolled(tile.columns) - 1:
             # While the product runs: between two products of narrow tiles there is no time for it.
-            body += [_next_scales(tile), f"@more {_wait_for_panel()}"]
+            body += [_next_scales(tile), f"@more {_test_panel()}"]
         body += ["wgmma.wait_group.sync.aligned 0;"]
         if last:
-            body += [_next_slot(tile), "@leader mbarrier.arrive.shared::cta.b64 _, [freed];", f"@more {_wait()}"]
+            body += [_next_slot(tile), "@leader mbarrier.arrive.shared::cta.b64 _, [freed];", f"@more {_test()}"]
         body += [_additions(tile.columns, low, wave * tile.columns // 2)]
     body += ["mov.f32 low, next_low;", "mov.f32 high, next_high;" if edges else "", "sub.s32 left, left, 1;"]
     wait = f"wait_{name}: {_wait()} @!ready bra.uni wait_{name};"
@@ -200,7 +212,7 @@ def _two_finish(tile, low, i, last):
     if tile.in_panels and i % 4 == 3:
         body += [f"@leader mbarrier.arrive.shared::cta.b64 _, [used + {8 * scale_panels()}];"]
     if not last:
-        body += [f"@more {_wait()}", f"@more {_wait_for_panel()}" if tile.in_panels and i % 4 == 2 else ""]
+        body += [f"@more {_test()}", f"@more {_test_panel()}" if tile.in_panels and i % 4 == 2 else ""]
     body += [_additions(tile.columns, low, 0, of)]
     if not last:
         body += [f"ld.global.f32 low{of}, [lows];", f"ld.global.f32 high{of}, [highs];" if edges else ""]
@@ -215,7 +227,7 @@ def _two_loop(tile, low):
     body, waits = ["setp.gt.s32 more, left, 1; selp.b64 step, 4, 0, more;"], [wait]
     body += ["add.s64 lows, lows, step; add.s64 highs, highs, step;"]
     body += ["ld.global.f32 lowe, [lows];", "ld.global.f32 highe, [highs];" if edges else ""]
-    body += [first, f"@more {_wait()}", f"next_1_{low}:"]
+    body += [first, f"@more {_test()}", f"next_1_{low}:"]
     for i in range(count):
         start, wait = _two_start(tile, low, i + 1)
         waits += [wait]

@@ -7,10 +7,11 @@ it does not. Written in Gluon, which has no interpreter.
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from gemmpipe.templates.hopper.epilogue import cluster_arrive
 from gemmpipe.templates.hopper.gluon_compat import view_as, view_as_ring, view_as_row
+from gemmpipe.templates.hopper.pipeline import fence_barrier_init
 from gemmpipe.templates.hopper.scale_panels import scale_panels
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def,assignment"
@@ -76,7 +77,8 @@ def allocate(x, BLOCK_SIZE_M: gl.constexpr, BLOCK_SIZE_N: gl.constexpr, STAGES: 
 def _init_asm(block_m, stages, fillers):
     """PTX: one thread initialises the barriers; Triton synchronises a warp after each one, which takes 100 clocks.
 
-    In one branch: where each has a predicate, ptxas makes a branch and a fence of each, 900 clocks for all.
+    In one branch: where each has a predicate, ptxas makes a branch and a fence of each, 900 clocks for all. Tiles of 64
+    rows have no store warps and no panels.
     """
     first, warps = stages * block_m * 128 + scale_lines(block_m, stages) * line_bytes(), math_warps(block_m)
     inits = [
@@ -84,10 +86,8 @@ def _init_asm(block_m, stages, fillers):
         f" mbarrier.init.shared::cta.b64 [at + {first + line_bytes() + 8 * i}], {warps};"
         for i in range(stages)
     ]
-    for line, counts in (
-        (first, [1] * 4),
-        (first + line_bytes(), [1] * scale_panels() + [warps] * scale_panels()),
-    ):  # handover, panel_bars
+    handover, panel_bars = (first, [1] * 4), (first + line_bytes(), [1] * scale_panels() + [warps] * scale_panels())
+    for line, counts in (handover, panel_bars) if block_m > 64 else ():
         places = range(line + line_bytes() - len(counts) * 8, line + line_bytes(), 8)
         pairs = zip(places, counts, strict=True)
         inits += [f"mbarrier.init.shared::cta.b64 [at + {place}], {count};" for place, count in pairs]
@@ -117,7 +117,7 @@ def init_warp(
     init: gl.constexpr = _init_asm(BLOCK_SIZE_M, STAGES, FILLERS)
     trap: gl.constexpr = _check_asm(BLOCK_SIZE_M, STAGES)
     gl.inline_asm_elementwise(init, "=r", [], dtype=gl.int32, is_pure=False, pack=1)
-    fence_async_shared()
+    fence_barrier_init()
     mbarrier.arrive(ring.ready, count=1)
     check.store(gl.full([32], TOKEN, gl.int32, gl.BlockedLayout([1], [32], [1], [0])))
     gl.inline_asm_elementwise(trap, "=r,r", [TOKEN], dtype=gl.int32, is_pure=False, pack=1)

@@ -51,7 +51,7 @@ def panel_warp(scales, row_stride, ring, panel_bars, work, BLOCK_SIZE_N: gl.cons
     panel = 0
     phase = 1
     for work_id in range(gl.program_id(0), work_tile_count(work), work.programs):
-        coord = tile_coord(work, work_id, BLOCK_SIZE_M, BLOCK_SIZE_N, 0, 0, SPLIT_K == "halves")
+        coord = tile_coord(work, work_id, BLOCK_SIZE_M, BLOCK_SIZE_N, 0, 0, SPLIT_K == "halves", True)
         mbarrier.wait(ring.ready, 0)
         row = gdc_wait(coord.row)  # the previous kernel may have written the scales
         for k in range(coord.begin, coord.end, 4):

@@ -38,7 +38,7 @@ from gemmpipe.templates.hopper.tile_scheduler import tile_coord, work_tile_count
 @gluon.jit
 def scale_producer_warps(
     scales, row_stride, block_stride, ring, work, BLOCK_SIZE_N: gl.constexpr, FOURS: gl.constexpr,
-    SPLIT_K: gl.constexpr,
+    SPLIT_K: gl.constexpr, BRANCHING: gl.constexpr = False,
 ):  # fmt: skip
     """The two warps: for each work tile and K block, the scales of the tile's rows into the next empty slot.
 
@@ -51,7 +51,7 @@ def scale_producer_warps(
     slot = 0
     phase = 1
     for work_id in range(gl.program_id(0), work_tile_count(work), work.programs):
-        coord = tile_coord(work, work_id, BLOCK_SIZE_M, BLOCK_SIZE_N, 0, 0, SPLIT_K == "halves")
+        coord = tile_coord(work, work_id, BLOCK_SIZE_M, BLOCK_SIZE_N, 0, 0, SPLIT_K == "halves", BRANCHING)
         mbarrier.wait(ring.ready, 0)
         row = gdc_wait(coord.row)  # the previous kernel may have written the scales
         if FOURS:

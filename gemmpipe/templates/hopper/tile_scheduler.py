@@ -17,7 +17,7 @@ class TileSchedule(NamedTuple):
     """The tiles of a product [M, N] and their schedule: `whole` tiles as they are, the rest in `splits`, mostly of K.
 
     blocks: K blocks. group_m: rows of tiles per group (swizzled_tile). The splits of a tile store their parts at
-    parts_ptr and are counted at counters_ptr.
+    parts_ptr and are counted at counters_ptr. splits: None in a kernel without splits, which saves two quotients.
     """
 
     parts_ptr: gl.tensor
@@ -60,7 +60,10 @@ def fast_div(number, divisor):
 @gluon.jit
 def work_tile_count(work):
     """The number of work tiles: `whole` tiles, then the splits of the rest."""
-    return work.whole + (work.tiles_m * work.tiles_n - work.whole) * work.splits
+    tiles = work.tiles_m * work.tiles_n
+    if work.splits is not None:
+        tiles = work.whole + (tiles - work.whole) * work.splits
+    return tiles
 
 
 @gluon.jit
@@ -92,21 +95,45 @@ def swizzled_tile(t, M, tiles_m, tiles_n, group_m, BLOCK_SIZE_M: gl.constexpr):
 
 
 @gluon.jit
+def branching_swizzled_tile(t, M, tiles_m, tiles_n, group_m, BLOCK_SIZE_M: gl.constexpr):
+    """swizzled_tile without a quotient for one row of tiles, and with a single one for one group of rows.
+
+    The first copy of a program waits for its first tile's place (docs/results/kernel_experiments.md).
+    """
+    if tiles_m == 1:
+        row, tile_n = tiles_m - 1, t
+    elif tiles_m <= group_m:
+        tile_n = fast_div(t, tiles_m)
+        tile_m = t - tile_n * tiles_m
+        row = gl.minimum(tile_m * BLOCK_SIZE_M, gl.maximum((M - BLOCK_SIZE_M + 3) // 4 * 4, 0))
+    else:
+        row, tile_n = swizzled_tile(t, M, tiles_m, tiles_n, group_m, BLOCK_SIZE_M)
+    return row, tile_n
+
+
+@gluon.jit
 def tile_coord(
     work, work_id, BLOCK_SIZE_M: gl.constexpr, BLOCK_SIZE_N: gl.constexpr, ROW: gl.constexpr = 0,
-    COLUMN: gl.constexpr = 0, HALVES: gl.constexpr = False,
+    COLUMN: gl.constexpr = 0, HALVES: gl.constexpr = False, BRANCHING: gl.constexpr = False,
 ):  # fmt: skip
     """The TileCoord of a work tile, from this row and column of the tile on.
 
-    HALVES: the splits are halves of a tile's rows (waves.py), with all K blocks.
+    HALVES: the splits are halves of a tile's rows (waves.py), with all K blocks. BRANCHING: by branching_swizzled_tile,
+    as always without splits.
     """
-    tile, split, begin, end = decode_work_tile(work_id, work.blocks, work.whole, work.splits)
-    # Rows computed twice agree to the bit if all tiles are whole, or all are split; else no tile is moved up.
-    alike = (work.whole == 0) | (work.whole == work.tiles_m * work.tiles_n)
-    rows = gl.where(alike, work.M, work.tiles_m * BLOCK_SIZE_M)
-    if HALVES:
-        begin, end, rows = 0, work.blocks, work.M
-    row, tile_n = swizzled_tile(tile, rows, work.tiles_m, work.tiles_n, work.group_m, BLOCK_SIZE_M)
+    if work.splits is None:
+        tile, split, begin, end, rows = work_id, 0, 0, work.blocks, work.M
+    else:
+        tile, split, begin, end = decode_work_tile(work_id, work.blocks, work.whole, work.splits)
+        # Rows computed twice agree to the bit if all tiles are whole, or all are split; else no tile is moved up.
+        alike = (work.whole == 0) | (work.whole == work.tiles_m * work.tiles_n)
+        rows = gl.where(alike, work.M, work.tiles_m * BLOCK_SIZE_M)
+        if HALVES:
+            begin, end, rows = 0, work.blocks, work.M
+    if BRANCHING or work.splits is None:
+        row, tile_n = branching_swizzled_tile(tile, rows, work.tiles_m, work.tiles_n, work.group_m, BLOCK_SIZE_M)
+    else:
+        row, tile_n = swizzled_tile(tile, rows, work.tiles_m, work.tiles_n, work.group_m, BLOCK_SIZE_M)
     return TileCoord(tile, split, begin, end, row + ROW, tile_n * BLOCK_SIZE_N + COLUMN)
 
 

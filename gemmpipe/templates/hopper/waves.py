@@ -13,7 +13,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma
 
 from gemmpipe.templates.hopper.gluon_compat import tma_store
-from gemmpipe.templates.hopper.tile_scheduler import WarpgroupPartition, accumulator_layout, swizzled_tile
+from gemmpipe.templates.hopper.tile_scheduler import WarpgroupPartition, accumulator_layout, branching_swizzled_tile
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def,assignment"
 
@@ -85,7 +85,7 @@ def tile_or_half(work, work_id):
 @gluon.jit
 def whole_tile_place(work, work_id, BLOCK_SIZE_M: gl.constexpr, BLOCK_SIZE_N: gl.constexpr):
     """(first row, first column) of a tile, as tile_scheduler.tile_coord."""
-    row, tile_n = swizzled_tile(work_id, work.M, work.tiles_m, work.tiles_n, work.group_m, BLOCK_SIZE_M)
+    row, tile_n = branching_swizzled_tile(work_id, work.M, work.tiles_m, work.tiles_n, work.group_m, BLOCK_SIZE_M)
     return row, tile_n * BLOCK_SIZE_N
 
 
