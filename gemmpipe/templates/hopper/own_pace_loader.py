@@ -36,7 +36,10 @@ def _begin_slot_asm(block_m, stages):
 
 @gluon.jit
 def _slot_bytes(x, M, REST_BYTES: gl.constexpr, BLOCK_SIZE_M: gl.constexpr, BLOCK_SIZE_K: gl.constexpr):
-    """The bytes after which a slot is full: REST_BYTES, and the copies of x that load_x starts."""
+    """The bytes after which a slot is full: REST_BYTES, and the copies of x that load_x starts.
+
+    A tile's boxes of x that begin beyond M are not copied; a box that reaches beyond it counts whole, filled with zeros.
+    """
     ROWS: gl.constexpr = x.block_type.shape[0]
     BYTES: gl.constexpr = ROWS * BLOCK_SIZE_K * x.dtype.primitive_bitwidth // 8
     return REST_BYTES + gl.minimum(gl.cdiv(M, ROWS), BLOCK_SIZE_M // ROWS) * BYTES
