@@ -38,7 +38,7 @@ def _begin_slot_asm(block_m, stages):
 def _slot_bytes(x, M, REST_BYTES: gl.constexpr, BLOCK_SIZE_M: gl.constexpr, BLOCK_SIZE_K: gl.constexpr):
     """The bytes after which a slot is full: REST_BYTES, and the copies of x that load_x starts.
 
-    A tile's boxes of x that begin beyond M are not copied; a box that reaches beyond it counts whole, filled with zeros.
+    Boxes of x that begin beyond M are not copied; one that reaches beyond it counts whole, as TMA fills it with zeros.
     """
     ROWS: gl.constexpr = x.block_type.shape[0]
     BYTES: gl.constexpr = ROWS * BLOCK_SIZE_K * x.dtype.primitive_bitwidth // 8
