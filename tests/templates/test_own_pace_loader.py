@@ -1,6 +1,10 @@
-"""The loader of the kernels at own pace: no fence before the copies of a slot, and the barriers that it uses."""
+"""The loader of the kernels at own pace: no fence before the copies of a slot, the barriers and bytes of each slot."""
 
+import inspect
 import re
+import textwrap
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -8,7 +12,7 @@ from gemmpipe.core.device import arch_device
 from gemmpipe.family import KernelDefaults, load_family
 from gemmpipe.family.problem import make_problem
 from gemmpipe.launch.build import compile_kernel
-from gemmpipe.templates.hopper import own_pace_loader, own_pace_memory
+from gemmpipe.templates.hopper import own_pace, own_pace_loader, own_pace_memory, pipeline
 
 SM_90 = arch_device("sm_90")
 TILES = [(64, 64, 8, {"ONE_WARPGROUP": True}), (128, 96, 7, {}), (128, 144, 6, {}), (256, 128, 3, {})]
@@ -45,3 +49,93 @@ def test_the_announced_barriers_are_those_of_own_pace_memory(block_m: int, stage
     waited, announced = re.findall(r"\[at \+ (\d+)\]", text)
     assert (int(announced), int(waited)) == (first, first + own_pace_memory.line_bytes())
     assert f"[at + {first}], " in own_pace_memory._init_asm(block_m, stages, 1)
+    assert "mad.lo.u32 at, $1, 8, at;" in text
+    assert re.search(r"try_wait\S+ p, \[at \+ \d+\], \$2; @!p bra\.uni waiting;", text)
+    assert re.search(r"setp\.eq\.u32 p, lane, 0; @p mbarrier\.arrive\.expect_tx\S+ _, \[at \+ \d+\], \$3;", text)
+
+
+@pytest.mark.parametrize(("block_m", "columns", "two"), [(64, 64, True), (128, 96, True), (128, 192, False)])
+def test_slots_are_tested_without_waiting_and_then_waited_for(block_m: int, columns: int, two: bool) -> None:
+    text = own_pace.loop_asm(columns, 1, block_m, 4, 128, 128, False, False, two)
+    tests, waits = text.count("@more mbarrier.test_wait"), text.count("bra.uni wait_")
+    assert tests > 0
+    assert waits >= tests  # a slot that was not full is waited for
+
+
+class _Box:
+    """A buffer of x: rows of 128 bytes."""
+
+    def __init__(self, rows: int) -> None:
+        self.shape, self.bytes = (rows, 128), rows * 128
+
+    def slice(self, _first: int, rows: int) -> "_Box":
+        return _Box(rows)
+
+
+def _loaded(m: int, box: int, tile: tuple[int, int, int], scaled: bool) -> list[Any]:
+    """What the loader does for three tiles of K blocks 2 to 8, run as Python: ("begin", ...), (barrier, bytes) ..."""
+    (block_m, columns, stages), done = tile, list[Any]()
+    buffers = {
+        "x": _Box(block_m),
+        "w": SimpleNamespace(bytes=columns * 128),
+        "scales": SimpleNamespace(bytes=4 * block_m),
+    }
+
+    def slots(name: str, shape: tuple[int, ...]) -> SimpleNamespace:
+        return SimpleNamespace(shape=shape, index=lambda slot: buffers.get(name, (name, slot)))
+
+    def copy(_operand: object, _at: object, barrier: object, place: Any, pred: bool = True) -> None:
+        done.extend([(barrier, place.bytes)] if pred else [])
+
+    def load_w(w: object, ring: Any, slot: int, _column: int, _k: int, barrier: object, _columns: int) -> None:
+        copy(w, None, barrier, ring.w.index(slot))
+
+    def nothing(*_arguments: object) -> None:
+        pass
+
+    language = {
+        "minimum": min,
+        "maximum": max,
+        "cdiv": lambda a, b: -(-a // b),
+        "constexpr": int,
+        "static_range": range,
+    }
+    language |= {"program_id": lambda _axis: 0, "int32": None, "where": lambda given, a, b: a if given else b}
+    language |= {"inline_asm_elementwise": lambda _text, _as, given, **_more: done.append(("begin", *given))}
+    names: dict[str, Any] = {"gl": SimpleNamespace(**language), "mbarrier": SimpleNamespace(wait=nothing)}
+    names |= {"tma_load": copy, "load_w": load_w, "gdc_wait": lambda row: row, "gdc_launch_dependents": nothing}
+    names |= {"cluster_arrive": nothing, "_begin_slot_asm": nothing, "work_tile_count": lambda _work: 3}
+    names |= {"tile_coord": lambda *_work: SimpleNamespace(row=0, column=0, begin=2, end=9)}
+    for function in (pipeline.advance, pipeline.load_x, own_pace_loader._slot_bytes, own_pace_loader.loader_warp):
+        source = textwrap.dedent(inspect.getsource(function.fn))
+        exec(source.removeprefix("@gluon.jit\n"), names)
+    ring = {"x": slots("x", (stages, block_m, 128)), "w": slots("w", ()), "full": slots("full", ()), "ready": None}
+    ring["scales"] = slots("scales", (stages + 5, block_m)) if scaled else None
+    fp8 = SimpleNamespace(primitive_bitwidth=8)
+    x, w = SimpleNamespace(block_type=SimpleNamespace(shape=(box, 128)), dtype=fp8), SimpleNamespace(dtype=fp8)
+    work = SimpleNamespace(M=m, programs=1)
+    names["loader_warp"](x, w, None, 1, SimpleNamespace(**ring), work, columns, stages, "none")
+    return done
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+@pytest.mark.parametrize(
+    ("m", "box", "tile"),
+    [(m, 16, (64, 96, 10)) for m in (1, 15, 16, 17, 48, 63)]
+    + [(m, rows, (rows, 96, 7)) for m in (64, 65, 130, 1000) for rows in (64, 128, 256)]
+    + [(100, 16, (128, 96, 7))],
+)
+def test_a_slot_is_full_after_the_bytes_that_are_copied_into_it(
+    m: int, box: int, tile: tuple[int, int, int], scaled: bool
+) -> None:
+    done, stages = _loaded(m, box, tile, scaled), tile[2]
+    for use in range(21):
+        kind, slot, phase, announced = done.pop(0)
+        assert (kind, slot, phase) == ("begin", use % stages, 1 - use // stages % 2)
+        copied = 0
+        while done and done[0][0] != "begin":
+            barrier, size = done.pop(0)
+            assert barrier == ("full", use % stages)
+            copied += size
+        assert copied == announced
+    assert not done

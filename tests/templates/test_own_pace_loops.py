@@ -296,7 +296,7 @@ def check(case: Case) -> None:
 
 
 FORMS = [
-    *[(64, columns, stages, True) for columns, stages in ((32, 12), (64, 8), (80, 8), (96, 7), (128, 7))],
+    *[(64, columns, stages, True) for columns, stages in ((32, 12), (64, 13), (80, 11), (96, 10), (128, 7))],
     *[(128, columns, stages, two) for columns, stages in ((32, 10), (64, 8), (80, 8)) for two in (False, True)],
     *[(128, columns, stages, two) for columns, stages in ((96, 7), (112, 6), (128, 5)) for two in (False, True)],
     *[(128, 144, 6, False), (128, 160, 5, False), (128, 192, 4, False), (256, 128, 3, False)],

@@ -54,7 +54,7 @@ def allocate_barriers(STAGES: gl.constexpr, INIT_WARPS: gl.constexpr = 1):
 
 @gluon.jit
 def fence_barrier_init():
-    """Make initialised barriers visible to TMA, and no other writes: PTX ISA, fence.mbarrier_init."""
+    """Order the initialisation of barriers before later uses, and no other writes: PTX `fence.mbarrier_init`."""
     asm: gl.constexpr = "fence.mbarrier_init.release.cluster; mov.u32 $0, 0;"
     gl.inline_asm_elementwise(asm, "=r", [], dtype=gl.int32, is_pure=False, pack=1)
 

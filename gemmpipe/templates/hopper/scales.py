@@ -1,19 +1,19 @@
 """Two warps that load x's scales into the ring, for memory orders that TMA does not support.
 
 TMA copies a tile's scales if they are M-major and every column begins at a multiple of 16 bytes
-(pipeline.producer_warp). Row-major, a tile's scales of one K block are in as many lines as it has rows; these warps
-read four K blocks at a time into registers, ahead of the slots that they are for. With OWN_PACE and tiles of 128 rows
-or more whole fours come in panels instead (scale_panels.py), and these warps load what neither TMA nor panels can.
-Written in Gluon, which has no interpreter.
+(pipeline.producer_warp, own_pace_loader.loader_warp). Row-major, a tile's scales of one K block are in as many lines as
+it has rows; these warps read four K blocks at a time into registers, ahead of the slots that they are for. With
+OWN_PACE and tiles of 128 rows or more whole fours come in panels instead (scale_panels.py), and these warps load what
+neither TMA nor panels can. Written in Gluon, which has no interpreter.
 
 The protocol, for each use of a slot (one K block of one work tile):
 
 1. All math warpgroups arrive on `empty` when they have read the slot (count 2, or 1 for one; in own_pace.py all
    math warps, 8 or 4). The loader warp and the two warps here each wait for that phase on their own; waiting changes
    nothing.
-2. The loader arrives on `full` by its `expect`, and TMA counts bytes of x and w. The two warps write the slot's scales,
-   synchronise with each other, and one of their threads arrives on `full`. Its count is 2: one arrival of each in every
-   phase, in any order.
+2. The loader arrives on `full` by announcing its bytes, and TMA counts bytes of x and w. The two warps write the
+   slot's scales, synchronise with each other, and one of their threads arrives on `full`. Its count is 2: one arrival
+   of each in every phase, in any order.
 3. The warpgroups wait for `full`. The arrival releases what was written before it and before the synchronisation, so
    that they see all rows.
 
@@ -43,7 +43,7 @@ def scale_producer_warps(
     """The two warps: for each work tile and K block, the scales of the tile's rows into the next empty slot.
 
     scales: a pointer to the scale of row 0, K block 0. FOURS: a row's scales are contiguous, four of them 16-byte
-    aligned, and row_stride counts fours; else both strides count elements.
+    aligned, and row_stride counts fours; else both strides count elements. BRANCHING: as in tile_coord.
     """
     BLOCK_SIZE_M: gl.constexpr = ring.x.shape[1]
     ROWS: gl.constexpr = gl.BlockedLayout([1], [32], [2], [0])

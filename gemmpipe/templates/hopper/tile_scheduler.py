@@ -118,8 +118,8 @@ def tile_coord(
 ):  # fmt: skip
     """The TileCoord of a work tile, from this row and column of the tile on.
 
-    HALVES: the splits are halves of a tile's rows (waves.py), with all K blocks. BRANCHING: by branching_swizzled_tile,
-    as always without splits.
+    HALVES: the splits are halves of a tile's rows (waves.py), with all K blocks. BRANCHING: the place by
+    branching_swizzled_tile, which kernels without splits always use.
     """
     if work.splits is None:
         tile, split, begin, end, rows = work_id, 0, 0, work.blocks, work.M
