@@ -36,12 +36,13 @@ CLUSTER_SIZE = "CLUSTER_SIZE"
 OWN_PACE = "OWN_PACE"
 """True if warpgroups multiply at their own pace (hopper/own_pace.py), as all do in tiles of 256 rows."""
 TWO_IN_FLIGHT = "TWO_IN_FLIGHT"
+EARLY_COPIES = "EARLY_COPIES"
 """True if a warpgroup at its own pace starts a product before it adds up the one before; tiles of 128 rows."""
 CONSTANT_NK = "CONSTANT_NK"
 """True if N and K are constants of the binary."""
 ONE_WARPGROUP = "ONE_WARPGROUP"
 """True if one warpgroup multiplies a tile of 64 rows, instead of two with half of the columns each."""
-BLOCK_SCALED_KNOBS = (OWN_PACE, TWO_IN_FLIGHT, CONSTANT_NK, ONE_WARPGROUP)
+BLOCK_SCALED_KNOBS = (OWN_PACE, TWO_IN_FLIGHT, EARLY_COPIES, CONSTANT_NK, ONE_WARPGROUP)
 """Knobs of the block-scaled warp-specialised kernels alone; absent is false."""
 WARP_SPECIALISED_KNOBS = (CTAS_PER_SM, CLUSTER_SIZE, *BLOCK_SCALED_KNOBS)
 """Knobs that the tiled kernels ignore."""

@@ -52,13 +52,16 @@ def blockscale_single(
     M, N, blocks, programs, group_m, whole, splits, w_scale_stride, scale_stride, scale_row_stride,
     BLOCK_SIZE_M: gl.constexpr, BLOCK_SIZE_N: gl.constexpr, BLOCK_SIZE_K: gl.constexpr, STAGES: gl.constexpr,
     SPLIT_K: gl.constexpr, REGISTERS: gl.constexpr, LOADER_REGISTERS: gl.constexpr, SCALE_BLOCK: gl.constexpr,
-    BUFFERS: gl.constexpr, READING: gl.constexpr,
+    BUFFERS: gl.constexpr, READING: gl.constexpr, EARLY_COPIES: gl.constexpr,
 ):  # fmt: skip
-    """out = (x * x_scale) @ (w * w_scale)^T; arguments as in _hopper_kernel.blockscale_warp_specialised."""
+    """out = (x * x_scale) @ (w * w_scale)^T; arguments as in _hopper_kernel.blockscale_warp_specialised.
+
+    EARLY_COPIES: EARLY of the loader, which then initialises some of the barriers.
+    """
     x_ring, w_ring, scale_ring, full, empty, _, _, check = allocate(x, 64, BLOCK_SIZE_N, STAGES, False)
     stage = gl.allocate_shared_memory(out.dtype, [BUFFERS, 64, out.block_type.shape[1]], out.layout)
     ready = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
-    mbarrier.init(ready, count=1)
+    mbarrier.init(ready, count=2 if EARLY_COPIES else 1)
     ring = Ring(x_ring, w_ring, scale_ring, stage, full, empty, ready)
     bare = Ring(x_ring, w_ring, None, stage, full, empty, ready)  # for a loader that does not copy scales
     tiles_m = gl.cdiv(M, 64)
@@ -71,8 +74,8 @@ def blockscale_single(
             (single_warpgroup,
              (wave_partition(0, 64, BLOCK_SIZE_N, 8), output, w_scale_ptr, w_scale_stride, ring, work, SCALE_BLOCK,
               STAGES, SPLIT_K)),
-            (loader_warp, (x, w, scales, scale_stride, ring, work, BLOCK_SIZE_N, STAGES, SPLIT_K)),
-            (init_warp, (ring, check, 64, STAGES, SPLIT_K, 1)),
+            (loader_warp, (x, w, scales, scale_stride, ring, work, BLOCK_SIZE_N, STAGES, SPLIT_K, EARLY_COPIES, 1)),
+            (init_warp, (ring, check, 64, STAGES, SPLIT_K, 1, not EARLY_COPIES)),
             (cluster_arrive, (SPLIT_K,)),
         ], [1, 1, 2], [LOADER_REGISTERS, LOADER_REGISTERS, LOADER_REGISTERS])  # fmt: skip
     else:
@@ -80,8 +83,8 @@ def blockscale_single(
             (single_warpgroup,
              (wave_partition(0, 64, BLOCK_SIZE_N, 8), output, w_scale_ptr, w_scale_stride, ring, work, SCALE_BLOCK,
               STAGES, SPLIT_K)),
-            (loader_warp, (x, w, None, 0, bare, work, BLOCK_SIZE_N, STAGES, SPLIT_K)),
-            (init_warp, (ring, check, 64, STAGES, SPLIT_K, 2)),
+            (loader_warp, (x, w, None, 0, bare, work, BLOCK_SIZE_N, STAGES, SPLIT_K, EARLY_COPIES, 2)),
+            (init_warp, (ring, check, 64, STAGES, SPLIT_K, 2, not EARLY_COPIES)),
             (scale_producer_warps,
              (scales, scale_row_stride, scale_stride, ring, work, BLOCK_SIZE_N, READING == "fours", SPLIT_K, True)),
         ], [1, 1, 2], [LOADER_REGISTERS, LOADER_REGISTERS, LOADER_REGISTERS])  # fmt: skip

@@ -32,6 +32,9 @@ def _single_knobs(columns: int, slots: int, **further: int) -> Knobs:
     return {**knobs, "ONE_WARPGROUP": True, **further}
 
 
+EARLY = {"OWN_PACE": True, "EARLY_COPIES": True}
+
+
 @IN_PARTS
 @pytest.mark.parametrize("reading", ["copied", "fours", "strided"])
 @pytest.mark.parametrize(
@@ -46,10 +49,14 @@ def _single_knobs(columns: int, slots: int, **further: int) -> Knobs:
             _single_knobs(64, 8, NUM_KSPLIT=4, CLUSTER_SIZE=4, OWN_PACE=True),
             *[_single_knobs(96, 7, NUM_KSPLIT=2, OWN_PACE=True), _single_knobs(128, 8, OWN_PACE=True)],
             _single_knobs(64, 8, OWN_PACE=True, CONSTANT_NK=True),
+            *[_single_knobs(n, slots, **EARLY) for n, slots in ((32, 12), (64, 13), (80, 11), (96, 10), (128, 8))],
+            *[_single_knobs(n, 6, CTAS_PER_SM=2, **EARLY) for n in (32, 64)],
+            *[_single_knobs(64, 8, NUM_KSPLIT=4, CLUSTER_SIZE=4, **EARLY), _single_knobs(96, 7, NUM_KSPLIT=2, **EARLY)],
         ],
         2,
         8,
         13,
+        20,
     ),
     ids=lambda knobs: "-".join(str(value) for value in list(knobs.values())[1:]),
 )
@@ -71,9 +78,9 @@ def test_one_warpgroup_compiles_within_the_registers(knobs: Knobs, reading: str)
     assert ("@p trap" in ptx) == (part_columns(knobs) != knobs["BLOCK_SIZE_N"])
     if own:  # each of the four warps that multiply releases a slot
         counts = re.findall(r"mbarrier\.init\.shared::cta\.b64 \[at \+ \d+\], (\d+);", ptx)
-        assert counts[: 2 * int(str(knobs["num_stages"]))] == ["1" if reading == "copied" else "2", "4"] * int(
-            str(knobs["num_stages"])
-        )
+        fillers, slots = "1" if reading == "copied" else "2", int(str(knobs["num_stages"]))
+        assert sorted(counts) == [fillers] * slots + ["4"] * slots
+        assert (counts[:2] == [fillers, "4"]) != bool(knobs.get("EARLY_COPIES"))
 
 
 @IN_PARTS
@@ -110,6 +117,8 @@ def test_one_warpgroup_is_for_tiles_of_64_rows() -> None:
         assert ("ONE_WARPGROUP" in knobs) == (rows == 64)
         paced = kernel.normalise(spec, {**_single_knobs(64, 4, OWN_PACE=True), "BLOCK_SIZE_M": rows}, SM_90)
         assert "OWN_PACE" in paced
+        early = kernel.normalise(spec, {**_single_knobs(64, 4, **EARLY), "BLOCK_SIZE_M": rows}, SM_90)
+        assert early == {**paced, **({"EARLY_COPIES": True} if rows == 64 else {})}
         assert "OWN_PACE" not in kernel.normalise(spec, {**paced, "BLOCK_SIZE_M": 32}, SM_90)
         constants = dict(kernel.builds(spec, knobs, SM_90)[0].constants)
         assert constants.get("WARPGROUPS") == {64: 1, 128: 2, 256: None}[rows]

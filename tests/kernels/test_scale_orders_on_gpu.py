@@ -117,6 +117,13 @@ ONE_WARPGROUP = [
     *[gluon(64, 64, 8, 3, ONE_WARPGROUP=True, OWN_PACE=True), gluon(64, 96, 7, 2, ONE_WARPGROUP=True, OWN_PACE=True)],
     gluon(64, 64, 8, 4, CLUSTER_SIZE=4, ONE_WARPGROUP=True, OWN_PACE=True),
     gluon(64, 96, 6, 4, CLUSTER_SIZE=4, ONE_WARPGROUP=True, OWN_PACE=True),
+    *[
+        gluon(64, n, stages, splits, ONE_WARPGROUP=True, OWN_PACE=True, EARLY_COPIES=True, **more)
+        for n, stages, splits, more in (
+            *((32, 12, 1, {}), (64, 13, 1, {}), (80, 11, 1, {}), (96, 10, 2, {}), (128, 8, 1, {})),
+            *((64, 6, 1, {"CTAS_PER_SM": 2}), (64, 8, 4, {"CLUSTER_SIZE": 4}), (64, 8, 3, {})),
+        )
+    ],
 ]
 
 

@@ -15,7 +15,9 @@ from gemmpipe.launch.build import compile_kernel
 from gemmpipe.templates.hopper import own_pace, own_pace_loader, own_pace_memory, pipeline
 
 SM_90 = arch_device("sm_90")
-TILES = [(64, 64, 8, {"ONE_WARPGROUP": True}), (128, 96, 7, {}), (128, 144, 6, {}), (256, 128, 3, {})]
+ONE = {"ONE_WARPGROUP": True}
+TILES = [(64, 64, 8, ONE), (64, 64, 8, {**ONE, "EARLY_COPIES": True})]
+TILES += [(128, 96, 7, {}), (128, 144, 6, {}), (256, 128, 3, {})]
 
 
 def _ptx(m: int, block_m: int, columns: int, stages: int, knobs: dict[str, bool]) -> dict[str, str]:
@@ -35,11 +37,34 @@ def test_nothing_is_fenced_between_a_slot_s_announcement_and_its_copies(
     block_m: int, columns: int, stages: int, knobs: dict[str, bool]
 ) -> None:
     for reading, ptx in _ptx(1024, block_m, columns, stages, knobs).items():
-        assert ptx.count("expect_tx") == 1
-        after = ptx.split("expect_tx")[1]
-        loop = after[: after.index("bra")]
-        assert "fence" not in loop, reading
-        assert loop.count("cp.async.bulk.tensor") == (3 if reading == "copied" else 2)
+        assert ptx.count("expect_tx") == (2 if knobs.get("EARLY_COPIES") else 1)
+        for after in ptx.split("expect_tx")[1:]:
+            loop = after[: after.index("bra")]
+            assert "fence" not in loop, reading
+            assert loop.count("cp.async.bulk.tensor") == (3 if reading == "copied" else 2)
+
+
+def test_the_first_copies_wait_for_no_other_role() -> None:
+    early, late = (_ptx(64, 64, 64, 8, {**ONE, "EARLY_COPIES": value})["copied"] for value in (True, False))
+    copy = "cp.async.bulk.tensor.2d.shared"
+    initialised = early.index(own_pace_memory._init_full_asm(64, 8, 1).split(" others: ")[1].split("mov")[0])
+    assert "try_wait" not in early[initialised : early.index(copy)]
+    assert (early.count(copy), late.count(copy)) == (4, 2)
+
+
+@pytest.mark.parametrize(("block_m", "stages", "fillers"), [(64, 12, 1), (64, 8, 2), (128, 7, 1)])
+def test_each_barrier_is_initialised_once(block_m: int, stages: int, fillers: int) -> None:
+    def inits(text: str) -> list[str]:
+        return re.findall(r"mbarrier\.init\S+ (\[at \+ \d+\], \d+);", text)
+
+    whole = inits(own_pace_memory._init_asm(block_m, stages, fillers, True))
+    rest, full = (
+        inits(own_pace_memory._init_asm(block_m, stages, fillers, False)),
+        inits(own_pace_memory._init_full_asm(block_m, stages, fillers)),
+    )
+    assert len(full) == stages
+    assert sorted(rest + full) == sorted(whole)
+    assert len(set(whole)) == len(whole)
 
 
 @pytest.mark.parametrize(("block_m", "stages"), [(64, 12), (128, 7), (256, 3)])
@@ -48,7 +73,8 @@ def test_the_announced_barriers_are_those_of_own_pace_memory(block_m: int, stage
     text = own_pace_loader._begin_slot_asm(block_m, stages)
     waited, announced = re.findall(r"\[at \+ (\d+)\]", text)
     assert (int(announced), int(waited)) == (first, first + own_pace_memory.line_bytes())
-    assert f"[at + {first}], " in own_pace_memory._init_asm(block_m, stages, 1)
+    assert f"[at + {first}], " in own_pace_memory._init_asm(block_m, stages, 1, True)
+    assert re.findall(r"\[at \+ (\d+)\], \$2;", own_pace_loader._announce_asm(block_m, stages)) == [announced]
     assert "mad.lo.u32 at, $1, 8, at;" in text
     assert re.search(r"try_wait\S+ p, \[at \+ \d+\], \$2; @!p bra\.uni waiting;", text)
     assert re.search(r"setp\.eq\.u32 p, lane, 0; @p mbarrier\.arrive\.expect_tx\S+ _, \[at \+ \d+\], \$3;", text)
@@ -72,9 +98,12 @@ class _Box:
         return _Box(rows)
 
 
-def _loaded(m: int, box: int, tile: tuple[int, int, int], scaled: bool) -> list[Any]:
-    """What the loader does for three tiles of K blocks 2 to 8, run as Python: ("begin", ...), (barrier, bytes) ..."""
-    (block_m, columns, stages), done = tile, list[Any]()
+def _loaded(m: int, box: int, tile: tuple[int, int, int], scaled: bool, early: bool, tiles: int = 3) -> list[Any]:
+    """What the loader does for tiles of K blocks 2 to 8, run as Python: (instructions, operands ...), (barrier, bytes)
+
+    ...; K blocks are in the order of their copies.
+    """
+    (block_m, columns, stages), done, copied = tile, list[Any](), list[int]()
     buffers = {
         "x": _Box(block_m),
         "w": SimpleNamespace(bytes=columns * 128),
@@ -87,7 +116,8 @@ def _loaded(m: int, box: int, tile: tuple[int, int, int], scaled: bool) -> list[
     def copy(_operand: object, _at: object, barrier: object, place: Any, pred: bool = True) -> None:
         done.extend([(barrier, place.bytes)] if pred else [])
 
-    def load_w(w: object, ring: Any, slot: int, _column: int, _k: int, barrier: object, _columns: int) -> None:
+    def load_w(w: object, ring: Any, slot: int, _column: int, k: int, barrier: object, _columns: int) -> None:
+        copied.append(k // 128)
         copy(w, None, barrier, ring.w.index(slot))
 
     def nothing(*_arguments: object) -> None:
@@ -101,12 +131,14 @@ def _loaded(m: int, box: int, tile: tuple[int, int, int], scaled: bool) -> list[
         "static_range": range,
     }
     language |= {"program_id": lambda _axis: 0, "int32": None, "where": lambda given, a, b: a if given else b}
-    language |= {"inline_asm_elementwise": lambda _text, _as, given, **_more: done.append(("begin", *given))}
+    language |= {"inline_asm_elementwise": lambda text, _as, given, **_more: done.append((text, *given))}
     names: dict[str, Any] = {"gl": SimpleNamespace(**language), "mbarrier": SimpleNamespace(wait=nothing)}
     names |= {"tma_load": copy, "load_w": load_w, "gdc_wait": lambda row: row, "gdc_launch_dependents": nothing}
-    names |= {"cluster_arrive": nothing, "_begin_slot_asm": nothing, "work_tile_count": lambda _work: 3}
+    names |= {"cluster_arrive": nothing, "init_full_barriers": nothing, "work_tile_count": lambda _work: tiles}
+    names |= {"_begin_slot_asm": lambda *_tile: "begin", "_announce_asm": lambda *_tile: "announce"}
     names |= {"tile_coord": lambda *_work: SimpleNamespace(row=0, column=0, begin=2, end=9)}
-    for function in (pipeline.advance, pipeline.load_x, own_pace_loader._slot_bytes, own_pace_loader.loader_warp):
+    ours = (getattr(own_pace_loader, name) for name in ("_slot_bytes", "_copy", "_first_copies", "loader_warp"))
+    for function in (pipeline.advance, pipeline.load_x, *ours):
         source = textwrap.dedent(inspect.getsource(function.fn))
         exec(source.removeprefix("@gluon.jit\n"), names)
     ring = {"x": slots("x", (stages, block_m, 128)), "w": slots("w", ()), "full": slots("full", ()), "ready": None}
@@ -114,28 +146,39 @@ def _loaded(m: int, box: int, tile: tuple[int, int, int], scaled: bool) -> list[
     fp8 = SimpleNamespace(primitive_bitwidth=8)
     x, w = SimpleNamespace(block_type=SimpleNamespace(shape=(box, 128)), dtype=fp8), SimpleNamespace(dtype=fp8)
     work = SimpleNamespace(M=m, programs=1)
-    names["loader_warp"](x, w, None, 1, SimpleNamespace(**ring), work, columns, stages, "none")
+    names["loader_warp"](x, w, None, 1, SimpleNamespace(**ring), work, columns, stages, "none", early)
+    assert copied == [*range(2, 9)] * tiles
     return done
 
 
+@pytest.mark.parametrize("early", [False, True])
 @pytest.mark.parametrize("scaled", [False, True])
 @pytest.mark.parametrize(
     ("m", "box", "tile"),
     [(m, 16, (64, 96, 10)) for m in (1, 15, 16, 17, 48, 63)]
     + [(m, rows, (rows, 96, 7)) for m in (64, 65, 130, 1000) for rows in (64, 128, 256)]
-    + [(100, 16, (128, 96, 7))],
+    + [(100, 16, (128, 96, 7)), (64, 64, (64, 64, 6))],
 )
 def test_a_slot_is_full_after_the_bytes_that_are_copied_into_it(
-    m: int, box: int, tile: tuple[int, int, int], scaled: bool
+    m: int, box: int, tile: tuple[int, int, int], scaled: bool, early: bool
 ) -> None:
-    done, stages = _loaded(m, box, tile, scaled), tile[2]
+    done, stages = _loaded(m, box, tile, scaled, early), tile[2]
+    first = min(stages, 7) if early else 0  # of the first tile's K blocks
     for use in range(21):
-        kind, slot, phase, announced = done.pop(0)
-        assert (kind, slot, phase) == ("begin", use % stages, 1 - use // stages % 2)
+        if use < first:
+            kind, slot, announced = done.pop(0)
+            assert (kind, slot) == ("announce", use)
+        else:
+            kind, slot, phase, announced = done.pop(0)
+            assert (kind, slot, phase) == ("begin", use % stages, 1 - use // stages % 2)
         copied = 0
-        while done and done[0][0] != "begin":
+        while done and done[0][0] not in ("begin", "announce"):
             barrier, size = done.pop(0)
             assert barrier == ("full", use % stages)
             copied += size
         assert copied == announced
     assert not done
+
+
+def test_a_program_without_a_work_tile_copies_nothing() -> None:
+    assert _loaded(64, 64, (64, 64, 8), True, True, 0) == []

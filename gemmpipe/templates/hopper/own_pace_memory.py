@@ -74,18 +74,23 @@ def allocate(x, BLOCK_SIZE_M: gl.constexpr, BLOCK_SIZE_N: gl.constexpr, STAGES: 
 
 
 @gluon.constexpr_function
-def _init_asm(block_m, stages, fillers):
+def _full_barriers(block_m, stages):
+    """The place of the first barrier by which slots are full."""
+    return stages * block_m * 128 + scale_lines(block_m, stages) * line_bytes()
+
+
+@gluon.constexpr_function
+def _init_asm(block_m, stages, fillers, full):
     """PTX: one thread initialises the barriers; Triton synchronises a warp after each one, which takes 100 clocks.
 
     In one branch: where each has a predicate, ptxas makes a branch and a fence of each, 900 clocks for all. Tiles of 64
-    rows have no store warps and no panels.
+    rows have no store warps and no panels. full: with those by which slots are full.
     """
-    first, warps = stages * block_m * 128 + scale_lines(block_m, stages) * line_bytes(), math_warps(block_m)
-    inits = [
-        f"mbarrier.init.shared::cta.b64 [at + {first + 8 * i}], {fillers};"
-        f" mbarrier.init.shared::cta.b64 [at + {first + line_bytes() + 8 * i}], {warps};"
-        for i in range(stages)
-    ]
+    first, warps = _full_barriers(block_m, stages), math_warps(block_m)
+    inits = []
+    for i in range(stages):
+        inits += [f"mbarrier.init.shared::cta.b64 [at + {first + 8 * i}], {fillers};"] if full else []
+        inits += [f"mbarrier.init.shared::cta.b64 [at + {first + line_bytes() + 8 * i}], {warps};"]
     handover, panel_bars = (first, [1] * 4), (first + line_bytes(), [1] * scale_panels() + [warps] * scale_panels())
     for line, counts in (handover, panel_bars) if block_m > 64 else ():
         places = range(line + line_bytes() - len(counts) * 8, line + line_bytes(), 8)
@@ -105,16 +110,36 @@ def _check_asm(block_m, stages):
     )
 
 
+@gluon.constexpr_function
+def _init_full_asm(block_m, stages, fillers):
+    """PTX: one thread initialises the barriers by which slots are full, for the copies that this warp starts next."""
+    first = _full_barriers(block_m, stages)
+    inits = [f"mbarrier.init.shared::cta.b64 [at + {first + 8 * i}], {fillers};" for i in range(stages)]
+    begin = ".reg .pred p; .reg .b32 at; mov.u32 at, %laneid; setp.eq.u32 p, at, 0; mov.u32 at, global_smem;"
+    end = "fence.mbarrier_init.release.cluster; bar.warp.sync -1; mov.u32 $0, 0;"
+    return f"{{ {begin} @!p bra others; {' '.join(inits)} others: {end} }}"
+
+
+@gluon.jit
+def init_full_barriers(ring, BLOCK_SIZE_M: gl.constexpr, STAGES: gl.constexpr, FILLERS: gl.constexpr):
+    """Initialises the barriers of slots that FILLERS roles fill: by the loader, whose copies then wait for nobody."""
+    init: gl.constexpr = _init_full_asm(BLOCK_SIZE_M, STAGES, FILLERS)
+    gl.inline_asm_elementwise(init, "=r", [], dtype=gl.int32, is_pure=False, pack=1)
+    mbarrier.arrive(ring.ready, count=1)
+
+
 @gluon.jit
 def init_warp(
-    ring, check, BLOCK_SIZE_M: gl.constexpr, STAGES: gl.constexpr, SPLIT_K: gl.constexpr, FILLERS: gl.constexpr
-):
+    ring, check, BLOCK_SIZE_M: gl.constexpr, STAGES: gl.constexpr, SPLIT_K: gl.constexpr, FILLERS: gl.constexpr,
+    FULL: gl.constexpr = True,
+):  # fmt: skip
     """Initialises the barriers of slots that FILLERS roles fill and all math warps release.
 
     check: the line that `allocate` returns; where it is not at the expected address, neither is anything else: a trap.
+    FULL: with those by which slots are full, unless the loader does it (init_full_barriers).
     """
     TOKEN: gl.constexpr = 0x47454D4D
-    init: gl.constexpr = _init_asm(BLOCK_SIZE_M, STAGES, FILLERS)
+    init: gl.constexpr = _init_asm(BLOCK_SIZE_M, STAGES, FILLERS, FULL)
     trap: gl.constexpr = _check_asm(BLOCK_SIZE_M, STAGES)
     gl.inline_asm_elementwise(init, "=r", [], dtype=gl.int32, is_pure=False, pack=1)
     fence_barrier_init()
