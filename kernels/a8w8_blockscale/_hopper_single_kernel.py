@@ -1,8 +1,9 @@
 """The block-scaled product on Hopper in tiles of 64 rows, which one warpgroup multiplies at its own pace.
 
 As _hopper_kernel.py with one warpgroup: the loop over K is that of own_pace.py with two products in flight, in which
-warps wait for slots and release them by themselves, and one thread initialises the barriers at once. x's scales come
-with the slots. Programs are persistent, and K may be split. Written in Gluon, which has no interpreter.
+warps wait for slots and release them by themselves, and one thread initialises the barriers at once, or with
+EARLY_COPIES the loader those that its copies arrive at. x's scales come with the slots. Programs are persistent, and K
+may be split. Written in Gluon, which has no interpreter.
 """
 
 from triton.experimental import gluon

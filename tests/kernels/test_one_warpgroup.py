@@ -1,6 +1,7 @@
 """Tiles of 64 rows that one warpgroup multiplies; results are checked on a GPU (test_scale_orders_on_gpu.py)."""
 
 import re
+from collections.abc import Sequence
 
 import pytest
 from pairwise import few
@@ -56,7 +57,8 @@ EARLY = {"OWN_PACE": True, "EARLY_COPIES": True}
         2,
         8,
         13,
-        20,
+        24,
+        29,
     ),
     ids=lambda knobs: "-".join(str(value) for value in list(knobs.values())[1:]),
 )
@@ -80,7 +82,35 @@ def test_one_warpgroup_compiles_within_the_registers(knobs: Knobs, reading: str)
         counts = re.findall(r"mbarrier\.init\.shared::cta\.b64 \[at \+ \d+\], (\d+);", ptx)
         fillers, slots = "1" if reading == "copied" else "2", int(str(knobs["num_stages"]))
         assert sorted(counts) == [fillers] * slots + ["4"] * slots
-        assert (counts[:2] == [fillers, "4"]) != bool(knobs.get("EARLY_COPIES"))
+        early = bool(knobs.get("EARLY_COPIES"))
+        assert (counts[:2] == [fillers, "4"]) != early
+        (ready,) = re.findall(r"mbarrier\.init\.shared::cta\.b64 \[%r\d+\], (\d+);", ptx)
+        assert int(ready) == 1 + early
+
+
+@pytest.mark.parametrize("reading", ["copied", "fours"])
+def test_a_thread_asks_for_no_more_registers_than_there_are(reading: str) -> None:
+    kernel, spec = _kernel("a8w8_blockscale", 512)
+    single, two = _single_knobs(64, 6), {"BLOCK_SIZE_M": 128, "OWN_PACE": True, "TWO_IN_FLIGHT": True}
+    found = {}
+    for name, knobs in (
+        ("early", {**single, **EARLY}),
+        ("two programs", {**single, **EARLY, "CTAS_PER_SM": 2}),
+        ("late", {**single, "OWN_PACE": True}),
+        ("two in flight", {**single, **two}),
+        ("one in flight", {**single, **two, "TWO_IN_FLIGHT": False}),
+    ):
+        builds = kernel.builds(spec, kernel.normalise(spec, knobs, SM_90), SM_90)
+        constants = next(dict(build.constants) for build in builds if _reads(build.constants, reading))
+        found[name] = constants["REGISTERS"], constants["LOADER_REGISTERS"]
+    assert found["early"][1] == 256
+    assert found["two programs"][1] <= 48
+    assert found["late"][1] == (24 if reading == "copied" else 40)
+    assert (found["two in flight"], found["one in flight"]) == ((224, 56), (240, 24))
+
+
+def _reads(constants: Sequence[tuple[str, object]], reading: str) -> bool:
+    return ("READING", reading) in constants or (reading == "fours" and ("READING", "panels") in constants)
 
 
 @IN_PARTS

@@ -44,12 +44,17 @@ def test_nothing_is_fenced_between_a_slot_s_announcement_and_its_copies(
             assert loop.count("cp.async.bulk.tensor") == (3 if reading == "copied" else 2)
 
 
-def test_the_first_copies_wait_for_no_other_role() -> None:
-    early, late = (_ptx(64, 64, 64, 8, {**ONE, "EARLY_COPIES": value})["copied"] for value in (True, False))
+@pytest.mark.parametrize(("reading", "fillers"), [("copied", 1), ("fours", 2)])
+def test_the_first_copies_wait_for_no_other_role(reading: str, fillers: int) -> None:
+    early, late = (_ptx(64, 64, 64, 8, {**ONE, "EARLY_COPIES": value})[reading] for value in (True, False))
     copy = "cp.async.bulk.tensor.2d.shared"
-    initialised = early.index(own_pace_memory._init_full_asm(64, 8, 1).split(" others: ")[1].split("mov")[0])
-    assert "try_wait" not in early[initialised : early.index(copy)]
+    begin, copied = early.index(own_pace_memory._init_full_asm(64, 8, fillers)[40:-40]), early.index(copy)
+    assert begin < copied
+    assert reading != "copied" or "try_wait" not in early[begin:copied]  # else the scale warps are between them
     assert (early.count(copy), late.count(copy)) == (4, 2)
+    for ptx, arrivals in ((early, 2), (late, 1)):
+        (ready, count) = re.findall(r"mbarrier\.init\.shared::cta\.b64 \[(%r\d+)\], (\d+);", ptx)[0]
+        assert int(count) == arrivals, ready
 
 
 @pytest.mark.parametrize(("block_m", "stages", "fillers"), [(64, 12, 1), (64, 8, 2), (128, 7, 1)])
@@ -62,6 +67,8 @@ def test_each_barrier_is_initialised_once(block_m: int, stages: int, fillers: in
         inits(own_pace_memory._init_asm(block_m, stages, fillers, False)),
         inits(own_pace_memory._init_full_asm(block_m, stages, fillers)),
     )
+    *_, end = own_pace_memory._init_full_asm(block_m, stages, fillers).split("others: ")
+    assert end.startswith("fence.mbarrier_init.release.cluster; bar.warp.sync -1;")  # of all lanes, after the branch
     assert len(full) == stages
     assert sorted(rest + full) == sorted(whole)
     assert len(set(whole)) == len(whole)
@@ -99,9 +106,9 @@ class _Box:
 
 
 def _loaded(m: int, box: int, tile: tuple[int, int, int], scaled: bool, early: bool, tiles: int = 3) -> list[Any]:
-    """What the loader does for tiles of K blocks 2 to 8, run as Python: (instructions, operands ...), (barrier, bytes)
+    """What the loader does, run as Python: (instructions, operands ...), (barrier, bytes) ...
 
-    ...; K blocks are in the order of their copies.
+    It is program 1 of 2; its tiles are 1, 3, ... of 7 K blocks each, from the tile's number on.
     """
     (block_m, columns, stages), done, copied = tile, list[Any](), list[int]()
     buffers = {
@@ -130,13 +137,15 @@ def _loaded(m: int, box: int, tile: tuple[int, int, int], scaled: bool, early: b
         "constexpr": int,
         "static_range": range,
     }
-    language |= {"program_id": lambda _axis: 0, "int32": None, "where": lambda given, a, b: a if given else b}
+    language |= {"program_id": lambda _axis: 1, "int32": None, "where": lambda given, a, b: a if given else b}
     language |= {"inline_asm_elementwise": lambda text, _as, given, **_more: done.append((text, *given))}
     names: dict[str, Any] = {"gl": SimpleNamespace(**language), "mbarrier": SimpleNamespace(wait=nothing)}
-    names |= {"tma_load": copy, "load_w": load_w, "gdc_wait": lambda row: row, "gdc_launch_dependents": nothing}
-    names |= {"cluster_arrive": nothing, "init_full_barriers": nothing, "work_tile_count": lambda _work: tiles}
+    names |= {"tma_load": copy, "load_w": load_w, "gdc_launch_dependents": nothing}
+    names |= {"gdc_wait": lambda row: (done.append(("wait",)), row)[1]}
+    names |= {"init_full_barriers": lambda *_ring: done.append(("init",))}
+    names |= {"cluster_arrive": nothing, "work_tile_count": lambda _work: 2 * tiles + (tiles > 0)}
     names |= {"_begin_slot_asm": lambda *_tile: "begin", "_announce_asm": lambda *_tile: "announce"}
-    names |= {"tile_coord": lambda *_work: SimpleNamespace(row=0, column=0, begin=2, end=9)}
+    names |= {"tile_coord": lambda _work, tile, *_rest: SimpleNamespace(row=0, column=0, begin=tile, end=tile + 7)}
     ours = (getattr(own_pace_loader, name) for name in ("_slot_bytes", "_copy", "_first_copies", "loader_warp"))
     for function in (pipeline.advance, pipeline.load_x, *ours):
         source = textwrap.dedent(inspect.getsource(function.fn))
@@ -145,10 +154,12 @@ def _loaded(m: int, box: int, tile: tuple[int, int, int], scaled: bool, early: b
     ring["scales"] = slots("scales", (stages + 5, block_m)) if scaled else None
     fp8 = SimpleNamespace(primitive_bitwidth=8)
     x, w = SimpleNamespace(block_type=SimpleNamespace(shape=(box, 128)), dtype=fp8), SimpleNamespace(dtype=fp8)
-    work = SimpleNamespace(M=m, programs=1)
+    work = SimpleNamespace(M=m, programs=2)
     names["loader_warp"](x, w, None, 1, SimpleNamespace(**ring), work, columns, stages, "none", early)
-    assert copied == [*range(2, 9)] * tiles
-    return done
+    assert copied == [block for tile in range(1, 2 * tiles + 1, 2) for block in range(tile, tile + 7)]
+    first = next((i for i, (kind, *_) in enumerate(done) if kind not in ("init", "wait")), len(done))
+    assert done[:first] == [("init",)] * early + [("wait",)] * (early or tiles > 0) + [("wait",)] * (first - early - 1)
+    return [each for each in done if each[0] not in ("init", "wait")]
 
 
 @pytest.mark.parametrize("early", [False, True])

@@ -12,7 +12,7 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from gemmpipe.templates.hopper.epilogue import cluster_arrive
 from gemmpipe.templates.hopper.gluon_compat import tma_load
-from gemmpipe.templates.hopper.own_pace_memory import init_full_barriers, line_bytes, scale_lines
+from gemmpipe.templates.hopper.own_pace_memory import full_barriers, init_full_barriers, line_bytes
 from gemmpipe.templates.hopper.pipeline import advance, gdc_launch_dependents, gdc_wait, load_w, load_x
 from gemmpipe.templates.hopper.tile_scheduler import tile_coord, work_tile_count
 
@@ -25,7 +25,7 @@ def _begin_slot_asm(block_m, stages):
 
     The lane's arrival is the loader's; the slot is full when these bytes are there and all that fill it have arrived.
     """
-    full = stages * block_m * 128 + scale_lines(block_m, stages) * line_bytes()
+    full = full_barriers(block_m, stages)
     return (
         "{ .reg .pred p; .reg .b32 at, lane; mov.u32 at, global_smem; mad.lo.u32 at, $1, 8, at;"
         f" waiting: mbarrier.try_wait.parity.shared::cta.b64 p, [at + {full + line_bytes()}], $2; @!p bra.uni waiting;"
@@ -48,7 +48,7 @@ def _slot_bytes(x, M, REST_BYTES: gl.constexpr, BLOCK_SIZE_M: gl.constexpr, BLOC
 @gluon.constexpr_function
 def _announce_asm(block_m, stages):
     """PTX: one lane announces $2 bytes for slot $1, a slot that is empty from the beginning."""
-    full = stages * block_m * 128 + scale_lines(block_m, stages) * line_bytes()
+    full = full_barriers(block_m, stages)
     return (
         "{ .reg .pred p; .reg .b32 at, lane; mov.u32 at, global_smem; mad.lo.u32 at, $1, 8, at;"
         " mov.u32 lane, %laneid; setp.eq.u32 p, lane, 0;"

@@ -74,7 +74,7 @@ def allocate(x, BLOCK_SIZE_M: gl.constexpr, BLOCK_SIZE_N: gl.constexpr, STAGES: 
 
 
 @gluon.constexpr_function
-def _full_barriers(block_m, stages):
+def full_barriers(block_m, stages):
     """The place of the first barrier by which slots are full."""
     return stages * block_m * 128 + scale_lines(block_m, stages) * line_bytes()
 
@@ -86,7 +86,7 @@ def _init_asm(block_m, stages, fillers, full):
     In one branch: where each has a predicate, ptxas makes a branch and a fence of each, 900 clocks for all. Tiles of 64
     rows have no store warps and no panels. full: with those by which slots are full.
     """
-    first, warps = _full_barriers(block_m, stages), math_warps(block_m)
+    first, warps = full_barriers(block_m, stages), math_warps(block_m)
     inits = []
     for i in range(stages):
         inits += [f"mbarrier.init.shared::cta.b64 [at + {first + 8 * i}], {fillers};"] if full else []
@@ -113,7 +113,7 @@ def _check_asm(block_m, stages):
 @gluon.constexpr_function
 def _init_full_asm(block_m, stages, fillers):
     """PTX: one thread initialises the barriers by which slots are full, for the copies that this warp starts next."""
-    first = _full_barriers(block_m, stages)
+    first = full_barriers(block_m, stages)
     inits = [f"mbarrier.init.shared::cta.b64 [at + {first + 8 * i}], {fillers};" for i in range(stages)]
     begin = ".reg .pred p; .reg .b32 at; mov.u32 at, %laneid; setp.eq.u32 p, at, 0; mov.u32 at, global_smem;"
     end = "fence.mbarrier_init.release.cluster; bar.warp.sync -1; mov.u32 $0, 0;"
