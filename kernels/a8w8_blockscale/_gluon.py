@@ -60,7 +60,7 @@ _WAVES_KERNEL = "gemmpipe.kernels.a8w8_blockscale._hopper_waves_kernel:blockscal
 _WAVES_REGISTERS = {COPIED: (240, 24), PANELS: (240, 24), STRIDED: (224, 56)}
 """With OWN_PACE and two math warpgroups: registers of their threads, and of others, which may load scales."""
 _TWO_IN_FLIGHT_REGISTERS = (224, 56)
-"""With TWO_IN_FLIGHT: 2 % faster than with 240 and 24. With one product in 144 columns 9 % slower (ptxas)."""
+"""With TWO_IN_FLIGHT: 2 % faster than with 240 and 24. With one product in 144 columns 6 to 12 % slower (ptxas)."""
 _EARLY_LOADER_REGISTERS = 256
 """With EARLY_COPIES: what each of the 256 threads has at the start, so that none gives any back."""
 _TWO_IN_FLIGHT_COLUMNS = 128

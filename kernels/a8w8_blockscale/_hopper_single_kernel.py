@@ -57,7 +57,7 @@ def blockscale_single(
 ):  # fmt: skip
     """out = (x * x_scale) @ (w * w_scale)^T; arguments as in _hopper_kernel.blockscale_warp_specialised.
 
-    EARLY_COPIES: EARLY of the loader, which then initialises some of the barriers.
+    EARLY_COPIES: as in own_pace_loader.loader_warp, which then initialises some of the barriers.
     """
     x_ring, w_ring, scale_ring, full, empty, _, _, check = allocate(x, 64, BLOCK_SIZE_N, STAGES, False)
     stage = gl.allocate_shared_memory(out.dtype, [BUFFERS, 64, out.block_type.shape[1]], out.layout)

@@ -157,8 +157,8 @@ def _loaded(m: int, box: int, tile: tuple[int, int, int], scaled: bool, early: b
     work = SimpleNamespace(M=m, programs=2)
     names["loader_warp"](x, w, None, 1, SimpleNamespace(**ring), work, columns, stages, "none", early)
     assert copied == [block for tile in range(1, 2 * tiles + 1, 2) for block in range(tile, tile + 7)]
-    first = next((i for i, (kind, *_) in enumerate(done) if kind not in ("init", "wait")), len(done))
-    assert done[:first] == [("init",)] * early + [("wait",)] * (early or tiles > 0) + [("wait",)] * (first - early - 1)
+    assert done[: early + 1] == [("init",)] * early + [("wait",)]
+    assert done.count(("init",)) == early
     return [each for each in done if each[0] not in ("init", "wait")]
 
 

@@ -92,13 +92,13 @@ def _first_copies(
 @gluon.jit
 def loader_warp(
     x, w, scales, scale_stride, ring, work, BLOCK_SIZE_N: gl.constexpr, STAGES: gl.constexpr, SPLIT_K: gl.constexpr,
-    EARLY: gl.constexpr = False, FILLERS: gl.constexpr = 1,
+    EARLY_COPIES: gl.constexpr = False, FILLERS: gl.constexpr = 1,
 ):  # fmt: skip
     """The loader warp: copies x, w and x's scales of each work tile and K block into the next empty slot.
 
     scales: a descriptor of M-major scales as one row, which come with the slots, or None: others bring them. ring: of
-    own_pace_memory.allocate; scales and scale_stride as in pipeline.producer_warp. EARLY: it initialises the barriers
-    that its first copies need, and starts these while another warp initialises the rest.
+    own_pace_memory.allocate; scales and scale_stride as in pipeline.producer_warp. EARLY_COPIES: it initialises the
+    barriers that its first copies need, and starts these while another warp initialises the rest.
     """
     BLOCK_SIZE_M: gl.constexpr = ring.x.shape[1]
     BLOCK_SIZE_K: gl.constexpr = ring.x.shape[2]
@@ -107,10 +107,10 @@ def loader_warp(
     begin_slot: gl.constexpr = _begin_slot_asm(BLOCK_SIZE_M, STAGES)
     slot = 0
     phase = 1
-    if EARLY:
+    if EARLY_COPIES:
         init_full_barriers(ring, BLOCK_SIZE_M, STAGES, FILLERS)
     slot_bytes = _slot_bytes(x, work.M, W_BYTES + SCALE_BYTES, BLOCK_SIZE_M, BLOCK_SIZE_K)
-    if EARLY:
+    if EARLY_COPIES:
         started = _first_copies(
             x, w, scales, scale_stride, ring, work, slot_bytes, BLOCK_SIZE_N, STAGES, SPLIT_K
         )  # fmt: skip
@@ -123,7 +123,7 @@ def loader_warp(
         row = gdc_wait(place.row)
         gdc_launch_dependents()
         begin = place.begin
-        if EARLY:
+        if EARLY_COPIES:
             begin += gl.where(work_id == gl.program_id(0), started, 0)
         for k in range(begin, place.end):
             gl.inline_asm_elementwise(

@@ -122,7 +122,7 @@ def _init_full_asm(block_m, stages, fillers):
 
 @gluon.jit
 def init_full_barriers(ring, BLOCK_SIZE_M: gl.constexpr, STAGES: gl.constexpr, FILLERS: gl.constexpr):
-    """Initialises the barriers of slots that FILLERS roles fill: by the loader, whose copies then wait for nobody."""
+    """Initialises the barriers of slots that FILLERS roles fill: by the loader, for its first copies."""
     init: gl.constexpr = _init_full_asm(BLOCK_SIZE_M, STAGES, FILLERS)
     gl.inline_asm_elementwise(init, "=r", [], dtype=gl.int32, is_pure=False, pack=1)
     mbarrier.arrive(ring.ready, count=1)
