@@ -4,7 +4,9 @@ Registers and spills of NVIDIA binaries are read from the ELF file, without load
 compiles JIT functions that gemmpipe does not launch itself, as a call of them would.
 """
 
+import ast
 import importlib
+import inspect
 import os
 import re
 import struct
@@ -235,6 +237,7 @@ def compile_kernel(build: Build, target: Device) -> Any:
     from triton.compiler import ASTSource
 
     function = find_kernel(build.kernel)
+    hash_callees_first(function)
     names = [name for name, _ in build.signature]
     source_type: Any = ASTSource
     if function.is_gluon():
@@ -251,6 +254,31 @@ def compile_kernel(build: Build, target: Device) -> Any:
     options = {"enable_fp_fusion": True, **dict(build.options)}
     with nullcontext() if build.line_info else _without_line_info():
         return triton.compile(source, target=gpu_target(target), options=options)
+
+
+def hash_callees_first(function: Any, callers: frozenset[int] = frozenset()) -> None:
+    """Make Triton hash the functions that a JIT function calls before itself, so that its key in the disk cache is one.
+
+    In Triton 3.6 the constants of a callee are part of the key only if the callee has been hashed before (3.9 hashes it
+    first): the key would depend on the kernels that a process compiled before, and half of the processes would compile
+    a kernel again that another one has put into the cache. `callers` are the ids of those above it.
+    """
+    if function.hash is not None or id(function) in callers:
+        return
+    scope = {**function.fn.__globals__, **inspect.getclosurevars(function.fn).nonlocals}
+    for node in ast.walk(function.parse()):
+        found = _object_of(node, scope)
+        for each in (found, *getattr(found, "hash_attrs", ())):
+            if hasattr(type(each), "cache_key"):  # of the type: the property of a function would hash it
+                hash_callees_first(each, callers | {id(function)})
+    function.cache_key  # noqa: B018  (this property hashes)
+
+
+def _object_of(node: ast.AST, scope: Mapping[str, object]) -> Any:
+    """The object of a global name, or of an attribute of one; None for others."""
+    if isinstance(node, ast.Name):
+        return scope.get(node.id)
+    return getattr(_object_of(node.value, scope), node.attr, None) if isinstance(node, ast.Attribute) else None
 
 
 def gpu_target(device: Device) -> Any:
