@@ -29,6 +29,9 @@ DROP_RATIO = 1.5
 # The pace is the time of the fourth fastest candidate, since nothing is checked yet, and a kernel that computes nothing
 # is the fastest; or it is a library's time.
 PACE_RANK = 4
+# A single launch, which is outside of a graph, takes a kernel without programmatic dependent launch about 1.5 us longer
+# than one with it (H200, 2026-11-29: 3.3 us of both in a graph, 4.8 and 3.1 outside).
+_OUTSIDE_US = 1.5
 # Ratio of samples of one candidate that shows a disturbance (H200: one of 2 ms changed the choice of a problem).
 _DISTURBED_RATIO = 1.5
 # Times the pace: few candidates are slower, and another launch shows whether the first one was disturbed. If not, a
@@ -144,13 +147,13 @@ class ScreenJob(Job):
         self._launch_once_each(context, new)
         for item in short:
             item.single_launch_us = single_us[item.request.candidate.id]
-        far_us = _REPEAT_RATIO * self._pace_us(context, short)
+        far_us = _OUTSIDE_US + _REPEAT_RATIO * self._pace_us(context, short)
         self._launch_once_each(context, [item for item in new if single_us[item.request.candidate.id] > far_us])
         pace_us = self._pace_us(context, short)
         for item in new:
             count_launches(context, setup, item.request.candidate, 1)
             ratio = DROP_RATIO if item.request.first_rung else _REPEAT_RATIO
-            if single_us[item.request.candidate.id] > ratio * pace_us:
+            if single_us[item.request.candidate.id] > _OUTSIDE_US + ratio * pace_us:
                 item.samples_us, item.far_behind = [single_us[item.request.candidate.id]], True
 
     def _launch_once_each(self, context: WorkerContext, items: "list[_ScreenItem]") -> None:
@@ -174,10 +177,10 @@ class ScreenJob(Job):
     def _bind(self, context: WorkerContext, setup: ProblemSetup, staying: "list[_ScreenItem]") -> None:
         """Set the number of launches and samples of each item, and bind its launches; short ones run in blocks.
 
-        Finals replay launches back to back, where the start and end of a kernel overlap with the next ones. A single
-        launch of any kernel of 5 us takes 9 (8192x1024, M <= 64, on an H200, 2026-11-21: the winners of the finals were
-        ranked 1st to 24th by single launches, 1st to 9th by blocks). All blocks of a problem have equal length, and so
-        the same share of start and end.
+        Finals replay graphs, and so do blocks (`GpuClock.blocks_of`). A single launch of any kernel of 5 us takes 9
+        (8192x1024, M <= 64, on an H200, 2026-11-21: the winners of the finals were ranked 1st to 24th by single
+        launches, 1st to 9th by blocks). All blocks of a problem have equal length, and so the same share of start and
+        end.
         """
         fastest_us = min(self._single_times(context).values(), default=0.0)
         for item in staying:

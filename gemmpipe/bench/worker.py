@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 
 from gemmpipe.backends import Backend
+from gemmpipe.bench.gpu_clock import clock_for
 from gemmpipe.bench.jobs import DeviceContextLost, InFlight, Job, WorkerContext
 from gemmpipe.bench.setup import WorkerBench
-from gemmpipe.bench.timer import clock_for
 from gemmpipe.core.cpu_load import ForeignProcessorTime
 from gemmpipe.core.data import Device, Trial
 from gemmpipe.core.nvml import ForeignProcesses

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from gemmpipe.bench.timer import Clock, TimedCall, clock_for
+from gemmpipe.bench.gpu_clock import clock_for
+from gemmpipe.bench.timer import Clock, TimedCall
 from gemmpipe.core.data import Device
 
 if TYPE_CHECKING:

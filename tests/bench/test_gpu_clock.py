@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gemmpipe.bench import timer
-from gemmpipe.bench.timer import GpuClock
+from gemmpipe.bench import gpu_clock
+from gemmpipe.bench.gpu_clock import GpuClock
 from gemmpipe.core.data import Device
 
 H200 = Device(kind="cuda", index=0, name="", gfx="sm_90", cu_num=132, shared_bytes=0, cache_bytes=0, warp_size=32)
@@ -32,6 +32,7 @@ class Modelled:
         self.slept_us = 0.0
         self.hiccups: list[float] = []
         """Additional host time of the next launches, of kernels or of graphs."""
+        self.graph_start_us = 0.0
         self.captured: list[float] | None = None
         """The kernels of the graph that is captured."""
         self.cuda = SimpleNamespace(
@@ -41,7 +42,13 @@ class Modelled:
             CUDAGraph=lambda: Graph(self),
             _sleep=lambda cycles: self.work(cycles / 2000, sleep=True),
             synchronize=lambda device: self.wait(),
+            get_device_properties=lambda device: SimpleNamespace(multi_processor_count=132),
         )
+
+    def zeros(self, elements: int, device: str) -> SimpleNamespace:
+        """The buffer of the spacer, whose kernel takes 2 us."""
+        add = self.launch(2.0, 5.0)
+        return SimpleNamespace(add_=lambda value: add())
 
     def device(self, name: str) -> str:
         return name
@@ -60,12 +67,16 @@ class Modelled:
     def wait(self) -> None:
         self.now_us = max(self.now_us, self.free_us)
 
-    def launch(self, time_us: float, host_us: float = 10.0, kernels: int = 1) -> Callable[[], None]:
+    def launch(
+        self, time_us: float, host_us: float = 10.0, kernels: int = 1, *, outside_us: float = 0.0
+    ) -> Callable[[], None]:
+        """A launch that takes `outside_us` more outside of graphs."""
+
         def run() -> None:
             self.now_us += self.hiccups.pop() if self.hiccups else 0.0
             for _ in range(kernels):
                 self.now_us += host_us / kernels
-                self.work(time_us / kernels)
+                self.work((time_us + outside_us * (self.captured is None)) / kernels)
 
         return run
 
@@ -77,6 +88,7 @@ class Graph:
         self._model = model
         self._times_us: list[float] = []
         self.host_us, self.first_host_us = 50.0, 900.0
+        self.start_us = model.graph_start_us
 
     def capture_begin(self, capture_error_mode: str) -> None:
         self._model.captured = self._times_us
@@ -88,7 +100,7 @@ class Graph:
         model, first_us = self._model, self.first_host_us
         self.first_host_us = 0.0
         model.now_us += self.host_us + first_us + (model.hiccups.pop() if model.hiccups else 0.0)
-        model.work(sum(self._times_us))
+        model.work(self.start_us + sum(self._times_us))
 
 
 class Event:
@@ -120,8 +132,8 @@ def model(monkeypatch: pytest.MonkeyPatch) -> Modelled:
 def _modelled(monkeypatch: pytest.MonkeyPatch) -> Modelled:
     found = Modelled()
     monkeypatch.setitem(__import__("sys").modules, "torch", found)
-    monkeypatch.setattr(timer, "time", SimpleNamespace(perf_counter_ns=lambda: found.now_us * 1e3))
-    monkeypatch.setattr(timer, "dependent_launch", lambda device: found.launch(1.0, 3.0))
+    monkeypatch.setattr(gpu_clock, "time", SimpleNamespace(perf_counter_ns=lambda: found.now_us * 1e3))
+    monkeypatch.setattr(gpu_clock, "dependent_launch", lambda device: found.launch(1.0, 3.0))
     return found
 
 
@@ -213,7 +225,7 @@ def test_without_a_compiler_replays_are_timed_all_the_same(
     def fail(device: Device) -> None:
         raise RuntimeError("no C compiler")
 
-    monkeypatch.setattr(timer, "dependent_launch", fail)
+    monkeypatch.setattr(gpu_clock, "dependent_launch", fail)
     clock = GpuClock(H200)
     for _ in range(2):
         assert clock.replay([model.launch(5.0)] * 20)() == pytest.approx(5.0)
@@ -244,3 +256,32 @@ def test_replays_need_little_head_start(model: Modelled) -> None:
     for _ in range(10):
         replay()
     assert model.slept_us < 10 * 120
+
+
+def test_separate_blocks_are_graphs_whose_start_does_not_count(model: Modelled) -> None:
+    """As in finals: outside of graphs the launches of one kernel overlap with what is before them, of another not."""
+    clock, model.graph_start_us = GpuClock(H200), 6.0
+    kernel, overlapping = model.launch(3.3, outside_us=1.5), model.launch(3.4)
+    blocks = [[kernel] * 8, [overlapping] * 8, [kernel], [overlapping], [kernel] * 3]
+    assert clock.blocks_of(blocks, 3.0, separate=True) == pytest.approx([3.3, 3.4, 3.3, 3.4, 3.3])
+    assert clock.blocks_of(blocks, 3.0) == pytest.approx([4.8, 3.4, 4.8, 3.4, 4.8])
+
+
+def test_a_block_that_cannot_be_captured_is_timed_outside_of_a_graph(model: Modelled) -> None:
+    clock, launch = GpuClock(H200), model.launch(5.0)
+
+    def waiting() -> None:
+        if model.captured is not None:
+            raise RuntimeError("operation not permitted when stream is capturing")
+        launch()
+
+    assert clock.blocks_of([[waiting] * 4, [launch] * 4], separate=True) == pytest.approx([5.0, 5.0])
+
+
+@pytest.mark.parametrize("hiccups", [[], [0.0] * 20 + [30_000.0] + [0.0] * 40])
+def test_graphs_of_blocks_are_queued_before_the_device_begins_them(model: Modelled, hiccups: list[float]) -> None:
+    clock, times = GpuClock(H200), [3.0 + 0.1 * i for i in range(64)]
+    clock.blocks_of([[model.launch(3.0)] * 8] * 8, separate=True)
+    blocks = [[model.launch(t)] * 8 for t in times]
+    model.hiccups = hiccups
+    assert clock.blocks_of(blocks, 3.0, separate=True) == pytest.approx(times)

@@ -11,7 +11,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gemmpipe.bench.timer import CpuClock, GpuClock, Spacer, Timer, head_start_us
+from gemmpipe.bench.gpu_clock import GpuClock, head_start_us
+from gemmpipe.bench.timer import CpuClock, Spacer, Timer
 from gemmpipe.core.data import median
 from gemmpipe.core.device import DeviceChoice
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from paired import chosen, worker_bench
 
+from gemmpipe.bench.gpu_clock import clock_for
 from gemmpipe.bench.setup import WorkerBench
-from gemmpipe.bench.timer import clock_for
 from gemmpipe.core.data import Candidate, Problem
 from gemmpipe.core.device import DeviceChoice
 from gemmpipe.family import Launch, load_family

@@ -27,8 +27,9 @@ from typing import Any
 from triton.runtime.jit import JITFunction
 
 from gemmpipe.backends.engine import EngineBackend, EngineProduct
+from gemmpipe.bench.gpu_clock import clock_for
 from gemmpipe.bench.setup import WorkerBench
-from gemmpipe.bench.timer import clock_for, paired_ratio
+from gemmpipe.bench.timer import paired_ratio
 from gemmpipe.core.data import Candidate, Device, Knobs, Problem, median
 from gemmpipe.core.device import DeviceChoice
 from gemmpipe.family import Family, KernelDefaults, load_family

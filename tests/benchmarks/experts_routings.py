@@ -33,7 +33,8 @@ from experts_variants import (
     implementation,
 )
 
-from gemmpipe.bench.timer import Clock, clock_for
+from gemmpipe.bench.gpu_clock import clock_for
+from gemmpipe.bench.timer import Clock
 from gemmpipe.core.data import Device
 from gemmpipe.core.device import gpu_device
 from gemmpipe.stages.rows import candidate_of

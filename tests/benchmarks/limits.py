@@ -34,7 +34,8 @@ from scale_layouts import FAMILY, REPLAYS, SIDES, nearest
 from gemmpipe.backends.deepgemm import DeepGemm
 from gemmpipe.backends.engine_pair import VllmPair
 from gemmpipe.backends.scaled_mm import ScaledMm
-from gemmpipe.bench.timer import GpuClock, TimedCall, TimedReplay
+from gemmpipe.bench.gpu_clock import GpuClock
+from gemmpipe.bench.timer import TimedCall, TimedReplay
 from gemmpipe.core.data import Build, Device, Knobs, Scalar
 from gemmpipe.core.device import gpu_device
 from gemmpipe.core.errors import one_line

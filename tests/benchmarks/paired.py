@@ -11,8 +11,9 @@ from pathlib import Path
 from gemmpipe.backends.aten import Torch
 from gemmpipe.backends.own import Own
 from gemmpipe.backends.scaled_mm import ScaledMm
+from gemmpipe.bench.gpu_clock import clock_for
 from gemmpipe.bench.setup import WorkerBench
-from gemmpipe.bench.timer import Clock, clock_for, paired_ratio
+from gemmpipe.bench.timer import Clock, paired_ratio
 from gemmpipe.core.data import Candidate, Device, Problem
 from gemmpipe.core.device import DeviceChoice
 from gemmpipe.family import Family, load_family
