@@ -28,7 +28,9 @@ _FRAME_SIZE = 0x11
 _REGISTERS = 0x2F
 _WORD = 4
 
-_KNOBS_LOCK = threading.RLock()  # Triton's knobs are global: two threads would restore each other's values
+_KNOBS_LOCK = threading.RLock()  # Triton's knobs and hashes are global: two threads would undo each other's
+_HASHED: set[int] = set()
+"""The ids of functions that were hashed after those that they call; kernels live as long as the process."""
 _MAX_LOADED = 2048  # loaded binaries kept per process; one has about 20 to 100 kB
 
 
@@ -256,22 +258,30 @@ def compile_kernel(build: Build, target: Device) -> Any:
         return triton.compile(source, target=gpu_target(target), options=options)
 
 
-def hash_callees_first(function: Any, callers: frozenset[int] = frozenset()) -> None:
+def hash_callees_first(function: Any) -> None:
     """Make Triton hash the functions that a JIT function calls before itself, so that its key in the disk cache is one.
 
     In Triton 3.6 the constants of a callee are part of the key only if the callee has been hashed before (3.9 hashes it
-    first): the key would depend on the kernels that a process compiled before, and half of the processes would compile
-    a kernel again that another one has put into the cache. `callers` are the ids of those above it.
+    first): the key would depend on what a process did before, and a worker would compile kernels again that a compile
+    process has put into the cache. A hash that something else made, such as a dict that has the function as a key, is
+    replaced.
     """
-    if function.hash is not None or id(function) in callers:
+    with _KNOBS_LOCK:
+        _hash_after_callees(function, frozenset())
+
+
+def _hash_after_callees(function: Any, callers: frozenset[int]) -> None:
+    if id(function) in _HASHED or id(function) in callers:
         return
     scope = {**function.fn.__globals__, **inspect.getclosurevars(function.fn).nonlocals}
     for node in ast.walk(function.parse()):
         found = _object_of(node, scope)
         for each in (found, *getattr(found, "hash_attrs", ())):
             if hasattr(type(each), "cache_key"):  # of the type: the property of a function would hash it
-                hash_callees_first(each, callers | {id(function)})
+                _hash_after_callees(each, callers | {id(function)})
+    function.hash = None
     function.cache_key  # noqa: B018  (this property hashes)
+    _HASHED.add(id(function))
 
 
 def _object_of(node: ast.AST, scope: Mapping[str, object]) -> Any:

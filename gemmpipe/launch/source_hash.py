@@ -24,13 +24,16 @@ _CONSTEXPR = "constexpr"
 _SKIPPED = ("ctx", "kind", "type_comment", "type_params", "simple")
 
 
-@cache
 def source_hash(function: Any) -> str:
     """12 hex digits: the hash of a JIT function's normalised code, including its callees and NamedTuples.
 
     Raises ValueError if its source is not a function definition.
     """
-    python = function.fn
+    return _hash_of(function.fn)
+
+
+@cache  # of the Python function: to look up a JIT function, a cache would have Triton hash it
+def _hash_of(python: Any) -> str:
     (definition,) = ast.parse(textwrap.dedent(inspect.getsource(python))).body
     if not isinstance(definition, ast.FunctionDef):
         raise ValueError(f"{python.__qualname__}: expected a function")
