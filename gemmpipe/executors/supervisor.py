@@ -31,6 +31,7 @@ MAX_LOSSES = 3
 """Consecutive losses before any launch, after which the environment or the problem is considered at fault."""
 _SETUP_FACTOR = 10.0  # time limit for the setup of a problem (operands, reference), in candidate time limits
 _MIN_START_S = 60.0  # lowest time limit of a start: importing torch on a busy machine is slow
+_LONG_S = 20.0  # a candidate that runs longer is named: some libraries compile for minutes when they are first called
 _MEMORY_CHECK_S = 0.1  # interval between checks of a worker's memory
 
 
@@ -287,6 +288,9 @@ class WorkerSupervisor:
         self._started_at = self._accounted = time.monotonic()
         self._memory_checked = self._started_at
         self._process = WorkerProcess(config)
+        self._events = events
+        self._named_since = 0.0
+        """When the last candidate began that was named for running long."""
 
     # The interface for the pool
 
@@ -396,12 +400,25 @@ class WorkerSupervisor:
             return self._replace_worker(Status.TIMEOUT, f"the worker did not start within {start:g} s")
         if self._sent and waited > limit:
             return self._replace_worker(Status.TIMEOUT, f"no result after executor.timeout_s={self._timeout_s:g}")
+        self._name_long_candidate(waited)
         now = time.monotonic()
         if now - self._memory_checked > _MEMORY_CHECK_S:
             self._memory_checked = now
             if self._process.resident_bytes() > self._memory_bytes:
                 return self._replace_worker(Status.DIED, "out of host memory: stopped by executor.memory_pct")
         return []
+
+    def _name_long_candidate(self, waited_s: float) -> None:
+        """Say once which candidate takes so long, as the progress of the run stands still meanwhile."""
+        in_flight = self._process.in_flight
+        if waited_s < _LONG_S or in_flight.since == self._named_since or not self._sent:
+            return
+        self._named_since, job = in_flight.since, self._sent[0]
+        if 0 <= in_flight.position < len(job.candidates):
+            limit = "" if math.isinf(self._timeout_s) else f" (limit: executor.timeout_s={self._timeout_s:g})"
+            label = f"{job.candidates[in_flight.position].backend} for {job.problem.id}"
+            why = "some libraries compile when they are first called"
+            self._events.emit("line", f"{label}: no result after {_LONG_S:g} s{limit}; {why}")
 
     def _replace_worker(self, status: Status, why: str, reply: WorkerReply | None = None) -> list[JobResult]:
         """Replace a lost worker, and decide about its running job."""

@@ -27,6 +27,7 @@ from gemmpipe.core.data import Candidate, Problem, Status, Trial
 from gemmpipe.core.errors import EnvironmentProblem
 from gemmpipe.core.events import Event, Events
 from gemmpipe.executors import JobResult
+from gemmpipe.executors import supervisor as supervision
 from gemmpipe.executors.supervisor import CrashHistory, WorkerSupervisor
 from gemmpipe.search import TrialRequest
 
@@ -156,6 +157,21 @@ def test_a_hang_is_a_timeout(make: Make, kind: str) -> None:
     assert found == {"right": Status.OK, kind: Status.TIMEOUT, "other": Status.OK}
     (trial,) = [t for t in harness.trials if t.status is Status.TIMEOUT]
     assert trial.error == "no result after executor.timeout_s=0.3"
+
+
+def test_a_candidate_that_runs_long_is_named_once(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The progress of a run stands still while a library compiles; FlashInfer's took four minutes (2026-11-29)."""
+    monkeypatch.setattr(supervision, "_LONG_S", 0.1)
+    harness = make(timeout_s=0.5)
+    harness.work(_screen("hang"))
+    lines = [event.text for event in harness.events if event.kind == "line"]
+    problem = _problem().id
+    assert lines
+    assert set(lines) == {
+        f"faulty for {problem}: no result after 0.1 s (limit: executor.timeout_s=0.5); "
+        "some libraries compile when they are first called"
+    }
+    assert len(lines) == 2, "in the job, and alone"
 
 
 @pytest.mark.parametrize("kind", [pytest.param("hang_once", marks=SLOW), "die_once"])
