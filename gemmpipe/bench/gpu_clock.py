@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger("gemmpipe.timer")
 _CYCLES_PER_US = 2000  # of the device's clock (1980 MHz at most on an H200)
 _HOST_US = 30.0  # host time to queue a launch and two events, until it is measured
+_GRAPH_HOST_US = 100.0  # the same for the first replay of a graph, which takes longer than later ones
 _FIRST_US = 40.0  # additional host time of the first launch after a wait
 _TRIES = 3  # to have a block queued before the device reaches it
 _HOST_MARGIN = 1.5  # the host may be slower than measured, and kernels faster than expected, by this factor
@@ -64,7 +65,7 @@ class GpuClock(Clock):
         self._device = torch.device(device.torch_name)
         self._facts = device
         self._before_replay: TimedCall | None = None
-        self._host_us = dict.fromkeys((_SINGLE, _SEVERAL, _GRAPHS), _HOST_US)
+        self._host_us = {_SINGLE: _HOST_US, _SEVERAL: _HOST_US, _GRAPHS: _GRAPH_HOST_US}
         """Host time per call, by what blocks are: one launch, several, with fewer events per launch, or a graph."""
         self._side = torch.cuda.Stream(self._device)
         self._events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
@@ -95,15 +96,19 @@ class GpuClock(Clock):
         """
         if not separate:
             return self.blocks(blocks, least_us)
-        spacer = self._own_spacer()
+        spacer, shortest = self._own_spacer(), min(map(len, blocks), default=0)
         graphs = [self._try_capture(spaced(spacer, block)) for block in blocks]
-        whole_us = iter(self._in_parts([[graph.replay] for graph in graphs if graph], least_us, graphs=True))
+        whole_us = iter(self.times_of_graphs([graph for graph in graphs if graph], shortest * least_us))
         others = [block for block, graph in zip(blocks, graphs, strict=True) if graph is None]
         other_us = iter(super().blocks_of(others, least_us, separate=True))
         return [
             max(next(whole_us) / len(block) - spacer.graph_us(len(block)), LEAST_US) if graph else next(other_us)
             for block, graph in zip(blocks, graphs, strict=True)
         ]
+
+    def times_of_graphs(self, graphs: "Sequence[torch.cuda.CUDAGraph]", least_us: float = 0.0) -> list[float]:
+        """Microseconds of a replay of each graph, in order; each takes `least_us` or more."""
+        return self._in_parts([[graph.replay] for graph in graphs], least_us, graphs=True)
 
     def _in_parts(self, blocks: Sequence[Sequence[TimedCall]], least_us: float, *, graphs: bool) -> list[float]:
         """Microseconds per call for each block, in parts that fit into the device's queue."""
@@ -186,16 +191,16 @@ class GpuClock(Clock):
         return self._events[:count]
 
     def replay(self, launches: Sequence[TimedCall]) -> TimedReplay:
-        return _QueuedReplay(self._torch, self._capture(launches), launches, self._launch_before_replays())
+        return _QueuedReplay(self._torch, self.capture(launches), launches, self._launch_before_replays())
 
     def _try_capture(self, launches: Sequence[TimedCall]) -> "torch.cuda.CUDAGraph | None":
         """A graph of these launches; None where one cannot be captured, for which finals give the reason."""
         try:
-            return self._capture(launches)
+            return self.capture(launches)
         except Exception:  # noqa: BLE001 - of any library; those of the device are raised again by the next wait
             return None
 
-    def _capture(self, launches: Sequence[TimedCall]) -> "torch.cuda.CUDAGraph":
+    def capture(self, launches: Sequence[TimedCall]) -> "torch.cuda.CUDAGraph":
         """A graph of these launches, which must live as long: they keep the memory that it reads and writes."""
         graph: torch.cuda.CUDAGraph = self._torch.cuda.CUDAGraph()
         self.synchronize()
@@ -291,11 +296,11 @@ class _GpuSpacer(Spacer):
         return self._block_us[launches]
 
     def graph_us(self, launches: int) -> float:
-        """Microseconds per launch in a graph of this many spacers, the start of the graph included."""
+        """Microseconds per launch in the first replay of a graph of this many spacers, its start included."""
         if launches not in self._graph_us:
             self.replay_us()
-            replay = self._clock.replay([self.launch] * launches)
-            self._graph_us[launches] = median([replay() for _ in range(_SPACER_REPLAYS)])
+            graphs = [self._clock.capture([self.launch] * launches) for _ in range(_SPACER_REPLAYS)]
+            self._graph_us[launches] = median(self._clock.times_of_graphs(graphs)) / launches
         return self._graph_us[launches]
 
 

@@ -185,7 +185,7 @@ class ScreenJob(Job):
         fastest_us = min(self._single_times(context).values(), default=0.0)
         for item in staying:
             if item.single_launch_us is not None:
-                if item.single_launch_us <= _NO_BLOCK_RATIO * fastest_us:
+                if item.single_launch_us <= _OUTSIDE_US + _NO_BLOCK_RATIO * fastest_us:
                     item.launches_per_block = self.timer.launches_per_block(fastest_us)
                 item.max_samples = max(
                     3, int(self.timer.budget_ms * 1000 / (item.single_launch_us * item.launches_per_block))

@@ -392,15 +392,17 @@ class WorkerSupervisor:
     def _check_health(self) -> list[JobResult]:
         if not self._process.alive:
             return self._replace_worker(Status.DIED, self._process.exit_reason())
-        waited = time.monotonic() - self._process.in_flight.since
-        limit = self._timeout_s if self._process.in_flight.position >= 0 else self._timeout_s * _SETUP_FACTOR
+        position, since = self._process.in_flight.position, self._process.in_flight.since
+        waited = time.monotonic() - since
+        limit = self._timeout_s if position >= 0 else self._timeout_s * _SETUP_FACTOR
         # A start has a time limit even if candidates have none.
         start = max(limit, _MIN_START_S) if math.isfinite(limit) else _SETUP_FACTOR * _MIN_START_S
         if not self._ready and waited > start:
             return self._replace_worker(Status.TIMEOUT, f"the worker did not start within {start:g} s")
         if self._sent and waited > limit:
             return self._replace_worker(Status.TIMEOUT, f"no result after executor.timeout_s={self._timeout_s:g}")
-        self._name_long_candidate(waited)
+        if waited >= _LONG_S:
+            self._name_long_candidate(position, since)
         now = time.monotonic()
         if now - self._memory_checked > _MEMORY_CHECK_S:
             self._memory_checked = now
@@ -408,15 +410,14 @@ class WorkerSupervisor:
                 return self._replace_worker(Status.DIED, "out of host memory: stopped by executor.memory_pct")
         return []
 
-    def _name_long_candidate(self, waited_s: float) -> None:
+    def _name_long_candidate(self, position: int, since: float) -> None:
         """Say once which candidate takes so long, as the progress of the run stands still meanwhile."""
-        in_flight = self._process.in_flight
-        if waited_s < _LONG_S or in_flight.since == self._named_since or not self._sent:
+        if since == self._named_since or not self._sent:
             return
-        self._named_since, job = in_flight.since, self._sent[0]
-        if 0 <= in_flight.position < len(job.candidates):
+        self._named_since, job = since, self._sent[0]
+        if 0 <= position < len(job.candidates):
             limit = "" if math.isinf(self._timeout_s) else f" (limit: executor.timeout_s={self._timeout_s:g})"
-            label = f"{job.candidates[in_flight.position].backend} for {job.problem.id}"
+            label = f"{job.candidates[position].backend} for {job.problem.id}"
             why = "some libraries compile when they are first called"
             self._events.emit("line", f"{label}: no result after {_LONG_S:g} s{limit}; {why}")
 

@@ -29,8 +29,8 @@ _REGISTERS = 0x2F
 _WORD = 4
 
 _KNOBS_LOCK = threading.RLock()  # Triton's knobs and hashes are global: two threads would undo each other's
-_HASHED: set[int] = set()
-"""The ids of functions that were hashed after those that they call; kernels live as long as the process."""
+_HASHED: dict[int, Any] = {}
+"""By id, the functions that were hashed after those that they call; a key of the function itself would hash it."""
 _MAX_LOADED = 2048  # loaded binaries kept per process; one has about 20 to 100 kB
 
 
@@ -281,7 +281,7 @@ def _hash_after_callees(function: Any, callers: frozenset[int]) -> None:
                 _hash_after_callees(each, callers | {id(function)})
     function.hash = None
     function.cache_key  # noqa: B018  (this property hashes)
-    _HASHED.add(id(function))
+    _HASHED[id(function)] = function
 
 
 def _object_of(node: ast.AST, scope: Mapping[str, object]) -> Any:

@@ -32,7 +32,7 @@ class Modelled:
         self.slept_us = 0.0
         self.hiccups: list[float] = []
         """Additional host time of the next launches, of kernels or of graphs."""
-        self.graph_start_us = 0.0
+        self.graph_start_us = self.graph_upload_us = 0.0
         self.captured: list[float] | None = None
         """The kernels of the graph that is captured."""
         self.cuda = SimpleNamespace(
@@ -100,7 +100,7 @@ class Graph:
         model, first_us = self._model, self.first_host_us
         self.first_host_us = 0.0
         model.now_us += self.host_us + first_us + (model.hiccups.pop() if model.hiccups else 0.0)
-        model.work(self.start_us + sum(self._times_us))
+        model.work(self.start_us + sum(self._times_us) + (model.graph_upload_us if first_us else 0.0))
 
 
 class Event:
@@ -259,8 +259,12 @@ def test_replays_need_little_head_start(model: Modelled) -> None:
 
 
 def test_separate_blocks_are_graphs_whose_start_does_not_count(model: Modelled) -> None:
-    """As in finals: outside of graphs the launches of one kernel overlap with what is before them, of another not."""
-    clock, model.graph_start_us = GpuClock(H200), 6.0
+    """As in finals: outside of graphs the launches of one kernel overlap with what is before them, of another not.
+
+    The device's work of a first replay does not count either.
+    """
+    clock, model.graph_start_us, model.graph_upload_us = GpuClock(H200), 6.0, 4.0
+    clock.blocks_of([[model.launch(3.0)] * 5] * 8, separate=True)  # the host's time for first replays is known then
     kernel, overlapping = model.launch(3.3, outside_us=1.5), model.launch(3.4)
     blocks = [[kernel] * 8, [overlapping] * 8, [kernel], [overlapping], [kernel] * 3]
     assert clock.blocks_of(blocks, 3.0, separate=True) == pytest.approx([3.3, 3.4, 3.3, 3.4, 3.3])

@@ -85,6 +85,22 @@ def test_the_first_rung_of_a_slow_candidate_is_one_launch(
     assert bench.launch_counts[PROBLEM.id, far.candidate.id] == (2 if first_rung else 5)
 
 
+def test_a_launch_outside_of_a_graph_may_take_somewhat_longer(paced: WorkerContext) -> None:
+    """Than that of a kernel with dependent launch: 3.5 us are 1.75 times 2 us, 20 us are far behind."""
+    job = ScreenJob(
+        stage="screen",
+        problem=PROBLEM,
+        requests=tuple(
+            TrialRequest(candidate=candidate("right", pace_ms=p), launches=3, first_rung=True)
+            for p in (0.002, 0.00201, 0.00202, 0.00203, 0.0035, 0.0045, 0.02)
+        ),
+        timer=replace(TIMER, block_us=30),
+    )
+    trials = job.run(paced)
+    assert [t.status for t in trials] == [*[Status.OK] * 6, Status.PRUNED]
+    assert {t.launches // len(t.samples_us) for t in trials[:6]} == {8}, "all in blocks of equal length"
+
+
 class DisturbedClock(PacedClock):
     """Adds a disturbance of 2 ms to the blocks with these numbers."""
 
