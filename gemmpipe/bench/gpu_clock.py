@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger("gemmpipe.timer")
 _CYCLES_PER_US = 2000  # of the device's clock (1980 MHz at most on an H200)
 _HOST_US = 30.0  # host time to queue a launch and two events, until it is measured
-_GRAPH_HOST_US = 100.0  # the same for the first replay of a graph, which takes longer than later ones
+_GRAPH_HOST_US = 100.0  # the same for a graph, whose first replay takes longer than later ones
 _FIRST_US = 40.0  # additional host time of the first launch after a wait
 _TRIES = 3  # to have a block queued before the device reaches it
 _HOST_MARGIN = 1.5  # the host may be slower than measured, and kernels faster than expected, by this factor
@@ -71,10 +71,7 @@ class GpuClock(Clock):
         self._events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
         self._spacer: _GpuSpacer | None = None
 
-    def spacer(self) -> Spacer:
-        return self._own_spacer()
-
-    def _own_spacer(self) -> "_GpuSpacer":
+    def spacer(self) -> "_GpuSpacer":
         """Made at the first use, with its times."""
         if self._spacer is None:
             self._spacer = _GpuSpacer(self, self._device)
@@ -96,7 +93,7 @@ class GpuClock(Clock):
         """
         if not separate:
             return self.blocks(blocks, least_us)
-        spacer, shortest = self._own_spacer(), min(map(len, blocks), default=0)
+        spacer, shortest = self.spacer(), min(map(len, blocks), default=0)
         graphs = [self._try_capture(spaced(spacer, block)) for block in blocks]
         whole_us = iter(self.times_of_graphs([graph for graph in graphs if graph], shortest * least_us))
         others = [block for block, graph in zip(blocks, graphs, strict=True) if graph is None]
@@ -197,7 +194,8 @@ class GpuClock(Clock):
         """A graph of these launches; None where one cannot be captured, for which finals give the reason."""
         try:
             return self.capture(launches)
-        except Exception:  # noqa: BLE001 - of any library; those of the device are raised again by the next wait
+        except Exception as error:  # noqa: BLE001 - of any library; those of the device are raised again by the next wait
+            _LOG.debug("timed outside of a graph: %s", one_line(error))
             return None
 
     def capture(self, launches: Sequence[TimedCall]) -> "torch.cuda.CUDAGraph":

@@ -30,7 +30,7 @@ DROP_RATIO = 1.5
 # is the fastest; or it is a library's time.
 PACE_RANK = 4
 # A single launch, which is outside of a graph, takes a kernel without programmatic dependent launch about 1.5 us longer
-# than one with it (H200, 2026-11-29: 3.3 us of both in a graph, 4.8 and 3.1 outside).
+# than one with it (H200, 2026-11-29: both 3.3 us in a graph, 4.4 to 5.0 and 2.4 to 3.4 outside).
 _OUTSIDE_US = 1.5
 # Ratio of samples of one candidate that shows a disturbance (H200: one of 2 ms changed the choice of a problem).
 _DISTURBED_RATIO = 1.5

@@ -28,7 +28,7 @@ _FRAME_SIZE = 0x11
 _REGISTERS = 0x2F
 _WORD = 4
 
-_KNOBS_LOCK = threading.RLock()  # Triton's knobs and hashes are global: two threads would undo each other's
+_TRITON_LOCK = threading.RLock()  # Triton's knobs and hashes are global: two threads would undo each other's
 _HASHED: dict[int, Any] = {}
 """By id, the functions that were hashed after those that they call; a key of the function itself would hash it."""
 _MAX_LOADED = 2048  # loaded binaries kept per process; one has about 20 to 100 kB
@@ -264,9 +264,9 @@ def hash_callees_first(function: Any) -> None:
     In Triton 3.6 the constants of a callee are part of the key only if the callee has been hashed before (3.9 hashes it
     first): the key would depend on what a process did before, and a worker would compile kernels again that a compile
     process has put into the cache. A hash that something else made, such as a dict that has the function as a key, is
-    replaced.
+    replaced; with Triton 3.6 such a dict may not find the function then.
     """
-    with _KNOBS_LOCK:
+    with _TRITON_LOCK:
         _hash_after_callees(function, frozenset())
 
 
@@ -308,7 +308,7 @@ def _without_line_info() -> Iterator[None]:
     """
     from triton import knobs
 
-    with _KNOBS_LOCK, knobs.compilation.scope():
+    with _TRITON_LOCK, knobs.compilation.scope():
         if "TRITON_DISABLE_LINE_INFO" not in os.environ:
             knobs.compilation.disable_line_info = True
         yield
