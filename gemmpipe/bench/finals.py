@@ -5,7 +5,9 @@ choice (`RacingRules`).
 """
 
 import itertools
+import math
 import random
+import time
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -46,7 +48,8 @@ _BASELINE_SETTLED_RATIO = 1.1
 # 95 %: in 288 finals (H200, 2026-11-21) the choice then is within 0.11 % of the choice of 30 rounds.
 _DECIDED_AFTER = 10
 _DECIDED_RATIO = 0.998
-PRELIMINARY_ROUNDS = 3  # before the rounds of a product at the power limit
+FULL_CLOCK_ROUNDS = 7  # of a product at the power limit, before those at sustained clocks
+PAUSE_RATIO = 2.0  # the pause after a replay at full clocks, over its time: the average power stays far below the limit
 _NEAR_RATIO = 1.1  # times the fastest: finalists that run to lower the clocks
 _MAX_NOISE_PCT = 2.0  # further rounds run if a ratio has more noise than this
 
@@ -70,6 +73,8 @@ class FinalistRun:
     extra_bytes: int = 0
     samples: list[float] = field(default_factory=list)
     """One per round, for the slower layout so far: callers do not choose the layout."""
+    full_us: tuple[tuple[float, ...], ...] = ()
+    """Samples at full clocks in each layout, of a product that is timed at both clocks."""
     eliminated: bool = False
     _rounds: list[list[float]] = field(default_factory=list)
     """Samples of all rounds in each layout."""
@@ -82,18 +87,41 @@ class FinalistRun:
     @property
     def launches(self) -> int:
         """Number of timed launches."""
-        return (sum(map(len, self._rounds)) or len(self.samples)) * self.per_sample
+        rounds = sum(map(len, (*self._rounds, *self.full_us)))
+        return (rounds or len(self.samples)) * self.per_sample
+
+    @property
+    def full_clocks_us(self) -> float | None:
+        """The time at full clocks in the slower layout, rounded as in the journal; None if it was not timed apart."""
+        return round(max(map(median, self.full_us)), 4) if self.full_us else None
 
     def begin(self, *, first: bool) -> None:
         """Clear all samples; with `first` the first launches remain as samples, since they are long enough."""
         self._rounds = [[time_us] if first else [] for time_us in self.first_us]
-        self.samples, self.eliminated = [self.time_us] if first else [], False
+        self.samples, self.full_us, self.eliminated = [self.time_us] if first else [], (), False
 
-    def run(self) -> None:
-        """Run one round: a replay in each layout, one after the other."""
-        for samples, replay in zip(self._rounds, self.replays, strict=True):
-            samples.append(replay())
+    def begin_sustained(self) -> None:
+        """Keep the samples so far as those at full clocks, and begin anew."""
+        full_us = tuple(map(tuple, self._rounds))
+        self.begin(first=False)
+        self.full_us = full_us
+
+    def run(self) -> float:
+        """Run one round, a replay in each layout, one after the other; returns the microseconds of the replays.
+
+        After `begin_sustained` a sample is the geometric mean of a launch now and one at full clocks: neither clock
+        counts more, and the means of two candidates have the mean ratio of both clocks.
+        """
+        took_us = 0.0
+        for layout, (samples, replay) in enumerate(zip(self._rounds, self.replays, strict=True)):
+            time_us = replay()
+            took_us += time_us * self.per_sample
+            if self.full_us:
+                full_us = self.full_us[layout]
+                time_us = math.sqrt(time_us * full_us[len(samples) % len(full_us)])
+            samples.append(time_us)
         self.samples = max(self._rounds, key=median)
+        return took_us
 
     def ratio_to(self, other: "FinalistRun") -> float:
         """The ratio of this time to the other's: the median over their common rounds."""
@@ -337,29 +365,27 @@ class FinalsJob(Job):
         return context.foreign_processes.detect()
 
     def _race(self, context: WorkerContext, setup: ProblemSetup, finalists: list[FinalistRun]) -> None:
-        """Run the rounds, at sustained clocks if the product reaches the power limit of a GPU."""
+        """Run the rounds, at both clocks if the product reaches the power limit of a GPU."""
         racing = [r for r in finalists if not r.far_behind]
         sustained_ms = self.timer.sustained_ms_of(context.bench.family, setup.spec) if context.clock.overlaps else 0.0
         if sustained_ms:
-            self._race_at_sustained_clocks(context, racing, sustained_ms)
+            self._race_at_both_clocks(context, racing, sustained_ms)
         else:
             self._run_rounds(context, racing)
         for finalist in finalists:
             count_launches(context, setup, finalist.candidate, finalist.launches)
 
-    def _race_at_sustained_clocks(
-        self, context: WorkerContext, finalists: list[FinalistRun], sustained_ms: float
-    ) -> None:
-        """Preliminary rounds, which eliminate much slower finalists; launches that lower the clocks; then the rounds.
+    def _race_at_both_clocks(self, context: WorkerContext, finalists: list[FinalistRun], sustained_ms: float) -> None:
+        """Rounds at full clocks; launches that lower the clocks; then the rounds at sustained clocks.
 
-        Only samples at these clocks remain: with those before, the choice would depend on the number of rounds.
-        Finalists that the preliminary rounds eliminate have one, taken after the rounds.
+        The first rounds have pauses, and eliminate much slower finalists, which have one sample, taken after the
+        others' rounds. The samples of the latter count both clocks (`FinalistRun.run`).
         """
-        racing = self._run_rounds(context, finalists, most=PRELIMINARY_ROUNDS)
+        racing = self._run_rounds(context, finalists, most=FULL_CLOCK_ROUNDS, pause_ratio=PAUSE_RATIO)
         slower = [r for r in finalists if r.eliminated]
         self._reach_sustained_clocks(context, racing, sustained_ms)
         for finalist in finalists:
-            finalist.begin(first=False)
+            finalist.begin_sustained()
         self._run_rounds(context, racing)
         for finalist in slower:
             context.in_flight.begin(finalist.position)
@@ -380,9 +406,11 @@ class FinalsJob(Job):
         context.in_flight.begin(RUNNING_SEVERAL)
 
     def _run_rounds(
-        self, context: WorkerContext, racing: list[FinalistRun], most: int | None = None
+        self, context: WorkerContext, racing: list[FinalistRun], most: int | None = None, pause_ratio: float = 0.0
     ) -> list[FinalistRun]:
         """Run rounds in which every finalist still racing runs once, each in another random order; returns these.
+
+        After each run there is a pause of `pause_ratio` times its length.
 
         The order is random, not rotated: a GPU at its power limit lowers its clocks some time after a power-hungry
         kernel, and in any fixed order this slows the same one (3072x8192x3584 on an H200: 155 us against 146 for ten
@@ -395,7 +423,7 @@ class FinalsJob(Job):
                 # Each finalist is in flight by its position, so that a hang is not blamed on the whole round.
                 context.in_flight.begin(finalist.position)
                 if len(finalist.samples) <= turn:
-                    finalist.run()
+                    time.sleep(pause_ratio * finalist.run() / 1e6)
             context.in_flight.begin(RUNNING_SEVERAL)
             racing = self._rules.still_racing(racing)
             turn += 1
@@ -413,6 +441,7 @@ class FinalsJob(Job):
             status=Status.PRUNED if finalist.eliminated else Status.OK,
             launches=finalist.launches,
             samples_us=round_samples(finalist.samples),
+            full_clocks_us=finalist.full_clocks_us,
             err_ratio=finalist.err_ratio,
             extra_weight_bytes=finalist.extra_bytes,
         )

@@ -223,6 +223,8 @@ class Trial:
     """Launches that a search requested; 0: equal to `launches`. The numbers differ since short kernels are timed in
     blocks, and much slower candidates only once."""
     samples_us: tuple[float, ...] = ()
+    full_clocks_us: float | None = None
+    """The median at full clocks, of a product that is timed at both clocks: samples are geometric means of both."""
     err_ratio: float | None = None
     extra_weight_bytes: int = 0
     shared: bool = False

@@ -23,13 +23,16 @@ TRIALS = (
     "p80_us",
     "launches",
     "samples_us",
+    "full_clocks_us",
     "err_ratio",
     "extra_weight_bytes",
     "shared",
     "no_dependent_launch",
     "error",
 )
-"""The last trial of every candidate at its last stage; `samples_us` is a tuple, in bench sample i is of round i."""
+"""The last trial of every candidate at its last stage; `samples_us` is a tuple, in bench sample i is of round i.
+
+`full_clocks_us` is missing unless the product is timed at both clocks, of which `us` then is the geometric mean."""
 
 RESULT = (
     "libtype",

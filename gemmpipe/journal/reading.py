@@ -96,6 +96,7 @@ def parse_trial(row: Fields, of: Candidate) -> Trial:
         launches=checked_count(row["launches"]),
         requested_launches=checked_count(row.get("requested_launches", row.get("asked", 0))),
         samples_us=tuple(map(float, samples)),
+        full_clocks_us=_time_us(row.get("full_clocks_us")),
         err_ratio=None if row.get("err_ratio") is None else _finite(row["err_ratio"]),
         extra_weight_bytes=checked_count(row.get("extra_weight_bytes", 0)),
         shared=row.get("shared") is True,
@@ -113,6 +114,12 @@ def parse_conditions(row: Fields) -> Fields:
         if row.get(name) is not None
     }
     return {"device": checked_text(row["device"]), **numbers}
+
+
+def _time_us(value: object) -> float | None:
+    if value is not None and not is_plausible_time_us(value):
+        raise ValueError(f"no time: {value}")
+    return cast(float | None, value)
 
 
 def _tuning(row: Fields) -> Tuning:

@@ -88,6 +88,8 @@ class Journal:
         }
         if trial.effective_launches != trial.launches:
             row["requested_launches"] = trial.requested_launches
+        if trial.full_clocks_us is not None:
+            row["full_clocks_us"] = trial.full_clocks_us
         if trial.err_ratio is not None:
             row["err_ratio"] = trial.err_ratio
         if trial.extra_weight_bytes:

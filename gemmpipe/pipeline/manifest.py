@@ -25,7 +25,7 @@ from gemmpipe.stages.history import FORMER_POLICIES, method, native_tables
 from gemmpipe.stages.rows import problem_frame
 from gemmpipe.stages.workload import saving
 from gemmpipe.tables import store
-from gemmpipe.tables.merge import DEPENDENT, SHARED_GPU, SUSTAINED, row_key
+from gemmpipe.tables.merge import BOTH_CLOCKS, DEPENDENT, SHARED_GPU, row_key
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -49,13 +49,13 @@ def session_row(plan: "Plan", device: Device, record: Record) -> dict[str, objec
 
 def policy(plan: "Plan", device: Device) -> str:
     """The timing method: times of different methods are never compared silently."""
-    separate, sustained = (
+    separate, both_clocks = (
         any(getattr(plan.stages[name], property_name, False) for name in plan.chain) and device.kind != "cpu"
-        for property_name in ("separate_launches", "sustained_clocks")
+        for property_name in ("separate_launches", "both_clocks")
     )
     words = [FORMER_POLICIES["cpu" if device.kind == "cpu" else "gpu"]]
     words += ["separate"] if separate else []
-    words += [SUSTAINED] if sustained else []
+    words += [BOTH_CLOCKS] if both_clocks else []
     words += [] if no_dependent_launch_reason(device) else [DEPENDENT]
     return " ".join([*words, SHARED_GPU] if device.shared else words)
 

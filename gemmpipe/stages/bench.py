@@ -51,8 +51,8 @@ class Bench(Stage):
         return self.timer.separate
 
     @property
-    def sustained_clocks(self) -> bool:
-        """True if products at the power limit are timed at sustained clocks: part of their rows' policy."""
+    def both_clocks(self) -> bool:
+        """True if products at the power limit are timed at full and at sustained clocks: part of their rows' policy."""
         return self.timer.sustained_ms > 0
 
     def __post_init__(self) -> None:

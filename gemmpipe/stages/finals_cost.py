@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from gemmpipe.bench.finals import PRELIMINARY_ROUNDS
+from gemmpipe.bench.finals import FULL_CLOCK_ROUNDS, PAUSE_RATIO
 from gemmpipe.bench.jobs import LONG_LAUNCH_US
 from gemmpipe.bench.setup import routing_draws
 from gemmpipe.bench.timer import Timer
@@ -129,7 +129,7 @@ class FinalsCost:
         rounds = self.timer.rounds_for(us * (_SLOWEST if self.all_rounds else 1.0), per_sample)
         if not self.all_rounds:
             rounds = min(rounds, _DECIDED_ROUNDS)
-        rounds += PRELIMINARY_ROUNDS if self._sustained_ms else 0
+        rounds += math.ceil(FULL_CLOCK_ROUNDS * (1 + PAUSE_RATIO)) if self._sustained_ms else 0
         check_s = _CHECK_S if self.spec.experts is None else _CHECK_EXPERTS_S
         share = _SHARE_OF_ALL_ROUNDS if self.all_rounds else _SHARE_OF_ROUNDS
         timed_s = rounds * per_sample * (share * us + _SPACER_US) / 1e6

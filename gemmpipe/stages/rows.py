@@ -80,6 +80,7 @@ def trial_frame(trials: Sequence[Trial], kernel_names: Mapping[str, str]) -> "pd
                 "p80_us": quantile(samples, 0.8),
                 "launches": trial.launches,
                 "samples_us": trial.samples_us,
+                "full_clocks_us": trial.full_clocks_us,
                 "err_ratio": trial.err_ratio,
                 "extra_weight_bytes": trial.extra_weight_bytes,
                 "shared": trial.shared,

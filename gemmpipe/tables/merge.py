@@ -25,8 +25,9 @@ T = TypeVar("T")
 
 DEPENDENT = "dependent"
 """The word in the policy of times for which a dependent launch preceded each replay (launch/replays.py)."""
-SUSTAINED = "sustained"
-"""In the policy of a product at the power limit, timed at sustained clocks (`Timer.sustained_ms`)."""
+BOTH_CLOCKS = "both_clocks"
+"""In the policy of a product at the power limit: its times are geometric means of a launch at full clocks and one at
+sustained clocks (`Timer.sustained_ms`). Tables of 2026-11-27 to 29 have times at sustained clocks: `sustained`."""
 SHARED_GPU = "shared_gpu"
 """In the policy of a row that was timed while other work ran on the GPU, or with `device.shared=true`."""
 SHARED_CPU = "shared_cpu"

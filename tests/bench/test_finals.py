@@ -4,10 +4,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from failing_jobs import Cells, by_kind, candidate, finals
+from failing_jobs import Cells, PacedClock, by_kind, candidate, finals
 
+from gemmpipe.bench.finals import PAUSE_RATIO
 from gemmpipe.bench.jobs import RUNNING_SEVERAL, WorkerContext
-from gemmpipe.bench.timer import CpuClock, TimedCall
+from gemmpipe.bench.timer import CpuClock, TimedCall, TimedReplay
 from gemmpipe.core.data import Status
 from gemmpipe.core.nvml import ForeignProcesses
 
@@ -76,7 +77,7 @@ def test_finals_with_another_process_are_repeated_and_then_marked(
     [(100, True, True, True), (100, False, True, False), (100, True, False, False), (0, True, True, False)],
     ids=["limited", "waits for memory", "cpu", "off"],
 )
-def test_products_at_the_power_limit_are_timed_at_sustained_clocks(
+def test_products_at_the_power_limit_are_timed_at_both_clocks(
     paced: WorkerContext,
     cells: Cells,
     monkeypatch: pytest.MonkeyPatch,
@@ -85,7 +86,7 @@ def test_products_at_the_power_limit_are_timed_at_sustained_clocks(
     overlaps: bool,
     sustained: bool,
 ) -> None:
-    """Three rounds, then 100 ms of the two that are near (25 + 26 + 25 + 26), then as many rounds as without."""
+    """The rounds at full clocks, then 100 ms of the two that are near (25 + 26 + 25 + 26), then as many as without."""
     monkeypatch.setattr("gemmpipe.bench.timer.reaches_power_limit", lambda family, spec: limited)
     monkeypatch.setattr(paced.clock, "overlaps", overlaps)
     three = [candidate("right", pace_ms=pace) for pace in (25, 26, 40)]
@@ -94,12 +95,54 @@ def test_products_at_the_power_limit_are_timed_at_sustained_clocks(
     assert [len(t.samples_us) for t in trials] == [5, 5, 5], "others are no samples"
     run = [position for position in cells.positions[cells.positions.index(RUNNING_SEVERAL) :] if position >= 0]
     if sustained:
-        assert sorted(run[:9]) == [0] * 3 + [1] * 3 + [2] * 3
-        assert run[9:13] == [0, 1, 0, 1]
-    assert sorted(run[13 if sustained else 0 :]) == [0] * 5 + [1] * 5 + [2] * 5
+        assert sorted(run[:15]) == [0] * 5 + [1] * 5 + [2] * 5
+        assert run[15:19] == [0, 1, 0, 1]
+    assert sorted(run[19 if sustained else 0 :]) == [0] * 5 + [1] * 5 + [2] * 5
+    assert [t.full_clocks_us for t in trials] == ([25_000, 26_000, 40_000] if sustained else [None] * 3)
+    assert [t.launches for t in trials] == [10 if sustained else 5] * 3
 
 
-def test_much_slower_finalists_are_eliminated_before_the_rounds_at_sustained_clocks(
+class _LimitedClock(PacedClock):
+    """Without a pause since 90 ms of work, launches of 10 ms take 1.5 times as long, all others 1.2 times."""
+
+    def __init__(self) -> None:
+        self.busy_us = 0.0
+        self.pauses_s: list[float] = []
+
+    def sleep(self, seconds: float) -> None:
+        self.pauses_s.append(seconds)
+        self.busy_us = 0.0 if seconds else self.busy_us
+
+    def replay(self, launches: Sequence[TimedCall]) -> TimedReplay:
+        replay = super().replay(launches)
+
+        def once() -> float:
+            time_us = replay()
+            time_us *= 1.0 if self.busy_us < 90_000 else 1.5 if time_us == 10_000 else 1.2
+            self.busy_us += time_us * len(launches)
+            return time_us
+
+        return once
+
+
+def test_a_sample_is_the_geometric_mean_of_both_clocks(paced: WorkerContext, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fastest at full clocks (10, 15 us) is behind the second (11, 13.2), and that is so in each round."""
+    clock = _LimitedClock()
+    monkeypatch.setattr("gemmpipe.bench.timer.reaches_power_limit", lambda family, spec: True)
+    monkeypatch.setattr("gemmpipe.bench.finals.time.sleep", clock.sleep)
+    pair = [candidate("right", pace_ms=pace) for pace in (10, 11)]
+    job = finals(*pair, always_timed=frozenset(c.id for c in pair))
+    trials = replace(job, timer=replace(job.timer, sustained_ms=100)).run(replace(paced, clock=clock))
+    for trial, full_us, sustained_us in zip(trials, (10_000, 11_000), (15_000, 13_200), strict=True):
+        assert trial.full_clocks_us == full_us
+        assert trial.samples_us == pytest.approx([(full_us * sustained_us) ** 0.5] * 5)
+    rounds = [trial.launches // 2 for trial in trials]  # half of the launches at either clock
+    paused = [pause for pause in clock.pauses_s if pause]
+    assert paused == pytest.approx(sorted(paused), rel=0.2)
+    assert sum(paused) == pytest.approx(PAUSE_RATIO * (rounds[0] * 0.010 + rounds[1] * 0.011))
+
+
+def test_much_slower_finalists_are_eliminated_at_full_clocks(
     paced: WorkerContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gemmpipe.bench.timer.reaches_power_limit", lambda family, spec: True)

@@ -23,8 +23,9 @@ COMPARED, REPORTED, MAX_LOGPROBS = 16, 20, 1024
 """Prompts of the comparison, tokens that are compared for each, and log-probabilities that vLLM gives."""
 TOGETHER = (16, 4, 1)
 """Prompts of the comparison per call: products of 256, 64 and 16 rows."""
-PROFILED, PREFILLS = 8, 5
-"""Steps of a profile, and repetitions of the prefill."""
+PROFILED, PREFILLS, LOADED = 8, 5, 64
+"""Steps of a profile, repetitions of the prefill, and prompts one after the other of the prefill under load, which
+takes 2 s: long enough for sustained clocks."""
 NAME_LENGTH = 200
 
 
@@ -195,6 +196,8 @@ class Engine:
         given = prompts(1, PREFILL)
         self.generate(given, 1)
         found["prefill"] = [PREFILL / seconds(partial(self.generate, given, 1)) for _ in range(PREFILLS)]
+        many = prompts(LOADED, PREFILL)
+        found["prefill_load"] = [LOADED * PREFILL / seconds(partial(self.generate, many, 1))]
         return found
 
     def profile(self, what: str) -> dict[str, list[float]]:

@@ -6,10 +6,11 @@
 
 All processes (each model with the default, GEMMPIPE_VLLM=off, and with the plug-in) start together and stay alive: six
 fit into 139 GiB, a cache of compiled graphs each. Then they measure in turn, default and plug-in of each model, three
-times, the plug-in first in the second, while all others on their GPU wait. Weights are random, of the same seed in both. Decode at batch 1, 16, 64 and
-256: the time for 144 tokens minus that for 16 (256: 48 minus 8), medians of two pairs (256: three). Prefill: one prompt
-of 2,048 tokens, median of five. `--profile` adds the kernels of a step: launches, time, and the time before them in
-which nothing ran. The log-probabilities of 16 prompts are compared with a forward in fp32 with the same weights.
+times, the plug-in first in the second, while all others on their GPU wait. Weights are random, of the same seed in
+both. Decode at batch 1, 16, 64 and 256: the time for 144 tokens minus that for 16 (256: 48 minus 8), medians of two
+pairs (256: three). Prefill: one prompt of 2,048 tokens, median of five; under load (`prefill_load`): 64 such prompts
+one after the other. `--profile` adds the kernels of a step: launches, time, and the time before them in which nothing
+ran. The log-probabilities of 16 prompts are compared with a forward in fp32 with the same weights.
 
 `--devices 0,1` spreads the models over GPUs, both processes of a model on one: those of the dense models need 66 GiB
 together, those of the mixture 65. FlashInfer's product by blocks is compiled before the processes start if FlashInfer

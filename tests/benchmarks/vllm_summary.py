@@ -13,6 +13,7 @@ Record = dict[str, Any]
 """A line of results.jsonl: model, kind, do, repeat or what, result."""
 KINDS = ("default", "plugin")
 WHATS = (*map(str, DECODES), "prefill")
+RATES = (*WHATS, "prefill_load")
 COLUMNS = ("model", "what", "default_tokens_per_s", "plugin_tokens_per_s", "ratio", "lowest", "highest", "predicted")
 COLUMNS += ("default_step_us", "plugin_step_us", "predicted_saving_us", "repeats")
 GROUPS = (
@@ -38,12 +39,12 @@ def chosen(records: Iterable[Record], **wanted: object) -> list[Record]:
 def rates(record: Record) -> dict[str, float]:
     """Tokens per second of one measurement: what -> median."""
     found = {batch: statistics.median(each) for batch, each in record["result"]["decode"].items()}
-    return {**found, "prefill": statistics.median(record["result"]["prefill"])}
+    return found | {what: statistics.median(record["result"][what]) for what in RATES if what in record["result"]}
 
 
 def step_us(what: str, rate: float) -> float:
     """The time of a step, or of the prefill, at this rate."""
-    return 1e6 * (PREFILL if what == "prefill" else int(what)) / rate
+    return 1e6 * (PREFILL if what.startswith("prefill") else int(what)) / rate
 
 
 def read_predictions(path: Path | None) -> dict[tuple[int, int, int, str], float]:
@@ -65,8 +66,8 @@ def predicted_saving(
     """(us that a step gains by its products, the layers without a line in the file)."""
     total, absent = 0.0, []
     for each in products(config):
-        rows = PREFILL if what == "prefill" else int(what)
-        if each.layer == "lm_head" and what == "prefill":
+        rows = PREFILL if what.startswith("prefill") else int(what)
+        if each.layer == "lm_head" and what.startswith("prefill"):
             rows = 1
         keys = [(each.n, each.k, rows, dtype) for dtype in (each.dtype, "")]
         found = next((known[key] for key in keys if key in known and (key[3] or each.dtype != "experts")), None)
@@ -87,7 +88,7 @@ def ratio_rows(
     both = sorted(by_repeat["default"].keys() & by_repeat["plugin"].keys())
     if not both:
         return
-    for what in WHATS:
+    for what in by_repeat["default"][both[0]]:
         pairs = [(by_repeat["default"][repeat][what], by_repeat["plugin"][repeat][what]) for repeat in both]
         ratios = [after / before for before, after in pairs]
         before, after = (statistics.median(values) for values in zip(*pairs, strict=True))

@@ -88,6 +88,7 @@ def test_all_fields_of_a_trial_are_read_back(tmp_path: Path) -> None:
         extra_weight_bytes=7,
         shared=True,
         no_dependent_launch=True,
+        full_clocks_us=12.5,
         error='line one\nand a quote " and \N{GREEK SMALL LETTER MU}',
     )
     with_file = Journal(tmp_path)

@@ -49,8 +49,8 @@ def test_times_of_two_methods_are_not_mixed_in_a_run(reuse: str | None, key: str
 def test_the_policy_names_how_replays_are_launched(gfx: str, words: str) -> None:
     """Times after a dependent launch are shorter: they are not compared with those of rows without it."""
     known = arch_device("gfx942") if gfx == "gfx942" else replace(arch_device("sm_90"), gfx=gfx)
-    for sustained, word in ((False, ""), (True, " sustained")):
-        bench = SimpleNamespace(separate_launches=True, sustained_clocks=sustained)
+    for both_clocks, word in ((False, ""), (True, " both_clocks")):
+        bench = SimpleNamespace(separate_launches=True, both_clocks=both_clocks)
         plan: Any = SimpleNamespace(stages={"bench": bench}, chain=("bench",))
         assert manifest.policy(plan, known) == words.format(word)
         assert manifest.policy(plan, replace(known, kind="cpu", gfx="cpu")) == "host interleaved"

@@ -10,7 +10,7 @@ from gemmpipe.family import KernelDefaults, load_family
 from gemmpipe.family.problem import make_problem
 from gemmpipe.stages.rows import trial_frame
 from gemmpipe.stages.selections import finalists_of, policy, policy_of_times
-from gemmpipe.tables.merge import CUT_SHORT, DEPENDENT, SHARED_GPU, SUSTAINED
+from gemmpipe.tables.merge import BOTH_CLOCKS, CUT_SHORT, DEPENDENT, SHARED_GPU
 
 DEFAULTS = KernelDefaults(dtype=None, out_dtype=None, bias=None)
 
@@ -48,18 +48,18 @@ def test_a_rows_policy_is_that_of_its_trial(
 @pytest.mark.parametrize(
     ("ms", "no_dependent", "words"),
     [
-        ((4096,), False, "graph sustained dependent"),
-        ((4096, 4096), True, "graph sustained"),
+        ((4096,), False, "graph both_clocks dependent"),
+        ((4096, 4096), True, "graph both_clocks"),
         ((16,), False, "graph dependent"),
         ((16, 16), True, "graph"),
-        ((4096, 16), False, "graph sustained dependent"),
+        ((4096, 16), False, "graph both_clocks dependent"),
     ],
 )
-def test_only_products_at_the_power_limit_are_timed_at_sustained_clocks(
+def test_only_products_at_the_power_limit_are_timed_at_both_clocks(
     h200: Device, ms: tuple[int, ...], no_dependent: bool, words: str
 ) -> None:
     """The row of a bucket of several Ms has the sum of their times."""
     family = load_family("a16w16")
     problems = [make_problem(family, {"M": rows, "N": 8192, "K": 8192}, DEFAULTS, h200.gfx, "case") for rows in ms]
-    run_policy = f"graph {SUSTAINED} {DEPENDENT}"
+    run_policy = f"graph {BOTH_CLOCKS} {DEPENDENT}"
     assert policy_of_times(run_policy, family, problems, no_dependent=no_dependent) == words
