@@ -48,7 +48,7 @@ _BASELINE_SETTLED_RATIO = 1.1
 # 95 %: in 288 finals (H200, 2026-11-21) the choice then is within 0.11 % of the choice of 30 rounds.
 _DECIDED_AFTER = 10
 _DECIDED_RATIO = 0.998
-FULL_CLOCK_ROUNDS = 7  # of a product at the power limit, before those at sustained clocks
+FULL_CLOCK_ROUNDS = 5  # of a product at the power limit, before those at sustained clocks
 PAUSE_RATIO = 2.0  # the pause after a replay at full clocks, over its time: the average power stays far below the limit
 _NEAR_RATIO = 1.1  # times the fastest: finalists that run to lower the clocks
 _MAX_NOISE_PCT = 2.0  # further rounds run if a ratio has more noise than this

@@ -201,11 +201,12 @@ class Engine:
         return found
 
     def profile(self, what: str) -> dict[str, list[float]]:
-        """Kernel -> [launches, us, us before it] per decode step of a batch, or of the prefill."""
-        if what == "prefill":
-            call = partial(self.generate, prompts(1, PREFILL), 1)
+        """Kernel -> [launches, us, us before it] per decode step of a batch, or per prompt of a prefill."""
+        if what.startswith("prefill"):
+            count = LOADED if what == "prefill_load" else 1
+            call = partial(self.generate, prompts(count, PREFILL), 1)
             call()
-            return per_step(kernel_times(call), {}, 1)
+            return per_step(kernel_times(call), {}, count)
         given = prompts(int(what), PROMPT)
         self.generate(given, 4)
         short, long = (kernel_times(partial(self.generate, given, tokens)) for tokens in (4, 4 + PROFILED))

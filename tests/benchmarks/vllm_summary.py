@@ -12,8 +12,7 @@ from vllm_models import DECODES, PREFILL, products
 Record = dict[str, Any]
 """A line of results.jsonl: model, kind, do, repeat or what, result."""
 KINDS = ("default", "plugin")
-WHATS = (*map(str, DECODES), "prefill")
-RATES = (*WHATS, "prefill_load")
+WHATS = (*map(str, DECODES), "prefill", "prefill_load")
 COLUMNS = ("model", "what", "default_tokens_per_s", "plugin_tokens_per_s", "ratio", "lowest", "highest", "predicted")
 COLUMNS += ("default_step_us", "plugin_step_us", "predicted_saving_us", "repeats")
 GROUPS = (
@@ -39,7 +38,7 @@ def chosen(records: Iterable[Record], **wanted: object) -> list[Record]:
 def rates(record: Record) -> dict[str, float]:
     """Tokens per second of one measurement: what -> median."""
     found = {batch: statistics.median(each) for batch, each in record["result"]["decode"].items()}
-    return found | {what: statistics.median(record["result"][what]) for what in RATES if what in record["result"]}
+    return found | {what: statistics.median(record["result"][what]) for what in WHATS if what in record["result"]}
 
 
 def step_us(what: str, rate: float) -> float:
@@ -112,7 +111,7 @@ def print_ratios(rows: Sequence[Sequence[object]], path: Path) -> None:
         csv.writer(stream).writerows([COLUMNS, *rows])
     short = ("model", "what", "default", "plugin", "ratio", "lowest", "highest", "predicted")
     for row in [(*short, "step us", "step us", "predicted gain", "repeats"), *rows]:
-        print(f"{row[0]!s:14}" + "".join(f" {value!s:>9}" for value in row[1:]))
+        print(f"{row[0]!s:14} {row[1]!s:>12}" + "".join(f" {value!s:>9}" for value in row[2:]))
     if any(str(row[7]).endswith("*") for row in rows):
         print("*: the file of --predict has no line for some of the layers; they count as equal")
 

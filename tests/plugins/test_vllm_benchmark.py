@@ -162,7 +162,7 @@ for line in sys.stdin:
         count += 1
         rate = 100.0 * (1.1 if plugin else 1.0) * (1.02 if plugin and count == 2 else 1.0)
         decode = {batch: [rate * int(batch)] * 2 for batch in ("1", "16", "64", "256")}
-        reply(result={"decode": decode, "prefill": [20 * rate] * 5})
+        reply(result={"decode": decode, "prefill": [20 * rate] * 5, "prefill_load": [22 * rate]})
     elif given["do"] == "profile":
         kernel = "gluon_blockscale" if plugin else "deep_gemm::sm90_fp8_gemm"
         reply(result={kernel: [36, 300.0 if plugin else 400.0, 36.0], "flash_fwd": [36, 80.0, 0.0]})
@@ -204,7 +204,7 @@ def test_a_run_with_a_process_that_fails_prints_the_others(
     assert lines[0].startswith("model,what,default_tokens_per_s")
     # 36 products that gain 27.8 us each, of a step of 10,000 us; the other layers have no line
     assert lines[2] == "qwen3_8b_fp8,16,1600.0,1760.0,1.100,1.100,1.122,1.111*,10000,9091,1001,3"
-    assert len(lines) == 1 + 5  # the model without its plug-in process has no ratio
+    assert len(lines) == 1 + 6  # the model without its plug-in process has no ratio
     assert "from the reference: mean 0.2500, largest 0.2500; first token 1 of 1, 1 tokens not reported" in printed
     assert "the two references differ by 0.0e+00" in printed
     profile = (tmp_path / "profile-qwen3_8b_fp8-16.txt").read_text()
@@ -296,7 +296,7 @@ def test_kernels_have_groups(kernel: str, group: str) -> None:
 def test_a_wrong_name_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         vllm_plugin.parsed(["--folder", ".", "--profile", "1,17"])
-    assert "--profile: 17: unknown; known: 1, 16, 64, 256, prefill" in capsys.readouterr().err
+    assert "--profile: 17: unknown; known: 1, 16, 64, 256, prefill, prefill_load" in capsys.readouterr().err
 
 
 def test_configurations_are_written(tmp_path: Path) -> None:

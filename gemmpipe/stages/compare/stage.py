@@ -45,6 +45,7 @@ COMPARED = (
     "us",
     "p20_us",
     "p80_us",
+    "full_clocks_us",
     "floor_us",
     "over_floor",
     "over_tuned",
@@ -60,7 +61,7 @@ COMPARED = (
     "error",
 )
 """The columns of `compared`; `over_tuned` and `over_own` are ratios paired by round."""
-_FROM_TRIAL = ("libtype", "config", "status", "p20_us", "p80_us", "extra_weight_bytes", "error")
+_FROM_TRIAL = ("libtype", "config", "status", "p20_us", "p80_us", "full_clocks_us", "extra_weight_bytes", "error")
 _BLOCKWISE = f"{SameSize.label} {BLOCKWISE}"
 
 
