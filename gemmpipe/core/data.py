@@ -210,7 +210,7 @@ class Tuning:
 class Trial:
     """One attempt on one candidate of one problem at one stage.
 
-    `samples_us` are the raw times in the order taken; in the finals sample i of every candidate belongs to round i.
+    `samples_us` are the times in the order taken; in the finals sample i of every candidate belongs to round i.
     """
 
     stage: str
