@@ -141,10 +141,13 @@ def _columns(trials: Sequence[Trial], shown: ShownProduct) -> list[Column]:
     marks = ["*" if is_choice(t, shown.row) else "" for t in trials]
     copies = tuple(map(memory_text, trials))
     memory = [Column(title="weight memory", cells=copies)] if any(copies) else []
+    full = tuple("" if t.full_clocks_us is None else time_text(t.full_clocks_us) for t in trials)
+    clocks = [Column(title="full clocks", cells=full, importance=3)] if any(full) else []
     return [
         Column(title="", cells=tuple(marks), is_text=True),
         Column(title="time", cells=tuple(time_text(trial.time_us) for trial in trials)),
         Column(title="of best", cells=tuple(_multiple_text((trial.time_us or 0.0) / best_us) for trial in trials)),
+        *clocks,
         *memory,
         Column(title="samples", cells=tuple(str(len(trial.samples_us)) for trial in trials), importance=1),
         Column(title="status", cells=tuple(str(trial.status) for trial in trials), is_text=True, importance=2),
@@ -171,6 +174,7 @@ def as_object(shown: ShownProduct) -> dict[str, object]:
                 "config": each.trial.candidate.knobs,
                 "us": each.trial.time_us,
                 "samples_us": list(each.trial.samples_us),
+                "full_clocks_us": each.trial.full_clocks_us,
                 "t_s": each.t_s,
                 "error": each.trial.error,
             }

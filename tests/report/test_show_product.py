@@ -52,6 +52,12 @@ def test_faster_candidates_with_a_copy_of_the_weight_say_why_they_are_not_chosen
     assert memory_reason([stopped, trials[1]], shown(CONVERT).row) == "", "one that was stopped early has not won"
 
 
+def test_a_product_timed_at_both_clocks_shows_the_time_at_full_clocks() -> None:
+    trials = [replace(trial(COPY, 12.0, 0), full_clocks_us=11.0), trial(CONVERT, 30.0, 0)]
+    assert {c.title: c.cells for c in _columns(trials, shown(COPY))}["full clocks"] == ("11.0 us", "")
+    assert "full clocks" not in {c.title for c in _columns(trials[1:], shown(CONVERT))}
+
+
 def test_why_a_faster_candidate_is_not_the_choice_is_said_whole_at_80_columns(tmp_path: Path) -> None:
     write_recorded_run(tmp_path, problems=1)
     write_manifest(tmp_path)
