@@ -92,8 +92,11 @@ class FinalistRun:
 
     @property
     def full_clocks_us(self) -> float | None:
-        """The time at full clocks in the slower layout, rounded as in the journal; None if it was not timed apart."""
-        return round(max(map(median, self.full_us)), 4) if self.full_us else None
+        """The time at full clocks in the layout of `samples`, as in the journal; None if it was not timed apart."""
+        if not self.full_us:
+            return None
+        [full_us] = (full for full, each in zip(self.full_us, self._rounds, strict=True) if each is self.samples)
+        return round(median(full_us), 4)
 
     def begin(self, *, first: bool) -> None:
         """Clear all samples; with `first` the first launches remain as samples, since they are long enough."""
@@ -378,9 +381,12 @@ class FinalsJob(Job):
     def _race_at_both_clocks(self, context: WorkerContext, finalists: list[FinalistRun], sustained_ms: float) -> None:
         """Rounds at full clocks; launches that lower the clocks; then the rounds at sustained clocks.
 
-        The first rounds have pauses, and eliminate much slower finalists, which have one sample, taken after the
-        others' rounds. The samples of the latter count both clocks (`FinalistRun.run`).
+        The first rounds have pauses, and eliminate slower finalists, which have one sample, taken after the others'
+        rounds. All samples count both clocks (`FinalistRun.run`). While a contender that draws less power runs, the
+        clocks rise again (docs/explanation/noise.md).
         """
+        for finalist in finalists:
+            finalist.begin(first=False)  # a first launch had no pause
         racing = self._run_rounds(context, finalists, most=FULL_CLOCK_ROUNDS, pause_ratio=PAUSE_RATIO)
         slower = [r for r in finalists if r.eliminated]
         self._reach_sustained_clocks(context, racing, sustained_ms)

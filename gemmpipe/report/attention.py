@@ -7,7 +7,7 @@ from gemmpipe.core.data import NOISY
 from gemmpipe.core.events import counted, verb
 from gemmpipe.core.units import percent_text, time_text
 from gemmpipe.report.data import RunData
-from gemmpipe.report.results import COMPARABLE, LOW_SHARE
+from gemmpipe.report.results import COMPARABLE, LOW_SHARE, both_clocks_text
 from gemmpipe.report.speedup import no_gain_text, shared_text, speedup_cell
 
 if TYPE_CHECKING:
@@ -142,4 +142,6 @@ def _throttled(data: RunData) -> Iterator[str]:
     clocks = [float(each["sm_mhz"]) for each in data.conditions if each.get("sm_mhz")]
     busy = [clock for clock in clocks if clock > max(clocks) / 3]  # less is an idle device
     if busy and min(busy) < _CLOCK_DROP * max(busy):
-        yield f"The clock of the device fell to {min(busy):.0f} MHz from {max(busy):.0f} MHz while it worked."
+        limited = both_clocks_text(data.products["policy"])
+        why = ", as products at its power limit are timed under load too" if limited else ""
+        yield f"The clock of the device fell to {min(busy):.0f} MHz from {max(busy):.0f} MHz while it worked{why}."

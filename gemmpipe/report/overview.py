@@ -22,6 +22,7 @@ from gemmpipe.report.results import (
     CONVERTED,
     RegimeResult,
     RunFigures,
+    both_clocks_text,
     derived_rates_text,
     run_figures,
     spread,
@@ -119,8 +120,8 @@ def _comparison_notes(data: RunData) -> list[str]:
         )
     if not data.products["share"].notna().any() and len(data.products):
         notes.append("No floor: no option of the group roofline has the peak rates of this device.")
-    if derived := derived_rates_text(data.products):
-        notes.append(f"{derived[0].upper()}{derived[1:]}.")
+    for text in filter(None, (derived_rates_text(data.products), both_clocks_text(data.products["policy"]))):
+        notes.append(f"{text[0].upper()}{text[1:]}.")
     return notes
 
 

@@ -6,13 +6,13 @@ product is not compared with: torch then converts the operands and multiplies th
 
 import math
 from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gemmpipe.core.data import NOISY, Problem, median
 from gemmpipe.family.roofline import find_roofline
-from gemmpipe.tables.merge import SHARED_CPU, SHARED_GPU
+from gemmpipe.tables.merge import BOTH_CLOCKS, SHARED_CPU, SHARED_GPU
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -210,6 +210,16 @@ def derived_rates_text(products: "pd.DataFrame") -> str:
     """What the floor is not, for products of `product_results`; empty where it has measured rates alone."""
     derived = any(measured is False for measured in products["floor_measured"])
     return "the floor's rates are derived from a specification, not measured" if derived else ""
+
+
+def both_clocks_text(policies: Collection[object]) -> str:
+    """What the times of products at a GPU's power limit are, from the policies of all products; empty without one."""
+    count = sum(BOTH_CLOCKS in str(policy or "").split() for policy in policies)
+    if not count:
+        return ""
+    of = "all" if count == len(policies) else f"{count:,} of {len(policies):,}"
+    times = f"the times of {of} products are means" if len(policies) > 1 else "the time is the mean"
+    return f"{times} of full and sustained clocks"
 
 
 def is_shared(policy: object) -> bool:

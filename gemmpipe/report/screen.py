@@ -30,6 +30,7 @@ from gemmpipe.report.results import (
     PADDED,
     RegimeResult,
     RunFigures,
+    both_clocks_text,
     derived_rates_text,
     is_shared,
     spread,
@@ -88,8 +89,8 @@ def screen_lines(facts: RunFacts, figures: RunFigures, products: "pd.DataFrame",
     lines.append(_solved_line(facts, figures))
     if any(regime.speedup or regime.floor_share for regime in figures.regimes):
         lines += [Line(text=""), *_regime_lines(figures.regimes)]
-    if derived := derived_rates_text(products):
-        lines.append(styled("  ", (derived, DIM)))
+    for text in filter(None, (derived_rates_text(products), both_clocks_text(products["policy"]))):
+        lines.append(styled("  ", (text, DIM)))
     lines += _library_lines(figures, products)
     if no_gain := no_gain_text(products.to_dict("records")):
         lines.append(styled("  ", (f"{no_gain}; retune=true times them again", WARN)))

@@ -15,7 +15,7 @@ from gemmpipe.report.data import TABLE, RunData
 from gemmpipe.report.diff_text import knobs_legend, knobs_text
 from gemmpipe.report.lines import wrapped
 from gemmpipe.report.remains import missing
-from gemmpipe.report.results import RegimeResult, derived_rates_text, run_figures
+from gemmpipe.report.results import RegimeResult, both_clocks_text, derived_rates_text, run_figures
 from gemmpipe.report.speedup import library_cell, marked_speedup_text, range_text, speedup_cell
 from gemmpipe.report.trial_frame import by_problem
 
@@ -113,9 +113,9 @@ def choice_lines(data: RunData, width: int) -> list[str]:
 
 
 def legend_lines(rows: Sequence[Mapping[Any, Any]]) -> list[str]:
-    """The meaning of the abbreviated knobs of these choices, if there are any."""
+    """The meaning of the abbreviated knobs of these choices, and of their times, where there is something to say."""
     legend = knobs_legend(str(row["config"] or "") for row in rows)
-    return [f"({legend})"] if legend else []
+    return [f"({text})" for text in (legend, both_clocks_text([row["policy"] for row in rows])) if text]
 
 
 def choice_columns(data: RunData, rows: Sequence[Mapping[Any, Any]]) -> list[Column]:

@@ -127,12 +127,12 @@ class FinalsCost:
         per_sample = self._launches_per_sample(us)
         # All that race to the end have as many rounds as the slowest of them affords.
         rounds = self.timer.rounds_for(us * (_SLOWEST if self.all_rounds else 1.0), per_sample)
+        before = min(FULL_CLOCK_ROUNDS, rounds) * (1 + PAUSE_RATIO) if self._sustained_ms else 0.0
         if not self.all_rounds:
             rounds = min(rounds, _DECIDED_ROUNDS)
-        rounds += math.ceil(FULL_CLOCK_ROUNDS * (1 + PAUSE_RATIO)) if self._sustained_ms else 0
         check_s = _CHECK_S if self.spec.experts is None else _CHECK_EXPERTS_S
         share = _SHARE_OF_ALL_ROUNDS if self.all_rounds else _SHARE_OF_ROUNDS
-        timed_s = rounds * per_sample * (share * us + _SPACER_US) / 1e6
+        timed_s = (rounds + before) * per_sample * (share * us + _SPACER_US) / 1e6
         return len(self.spec.x_scale_orders) * (check_s + timed_s)
 
     def entry_s(self, time_us: float | None) -> float:

@@ -10,7 +10,7 @@ from gemmpipe.family import Family, GemmSpec
 from gemmpipe.family.roofline import reaches_power_limit
 from gemmpipe.stages.rows import candidate_of, config_text, quantile
 from gemmpipe.stages.selection_rules import Finalist, Selection
-from gemmpipe.tables.merge import BOTH_CLOCKS, CUT_SHORT, DEPENDENT, shared_policy, without
+from gemmpipe.tables.merge import BOTH_CLOCKS, CUT_SHORT, DEPENDENT, SUSTAINED, shared_policy, without
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -55,7 +55,7 @@ class RowContext(Protocol):
 def policy_of_times(run_policy: str, family: Family, problems: Iterable[Problem], *, no_dependent: bool) -> str:
     """The run's policy without what times of these problems do not have."""
     if not any(reaches_power_limit(family, family.spec(problem)) for problem in problems):
-        run_policy = without(run_policy, BOTH_CLOCKS)
+        run_policy = without(without(run_policy, BOTH_CLOCKS), SUSTAINED)
     return without(run_policy, DEPENDENT) if no_dependent else run_policy
 
 

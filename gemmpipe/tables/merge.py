@@ -27,7 +27,9 @@ DEPENDENT = "dependent"
 """The word in the policy of times for which a dependent launch preceded each replay (launch/replays.py)."""
 BOTH_CLOCKS = "both_clocks"
 """In the policy of a product at the power limit: its times are geometric means of a launch at full clocks and one at
-sustained clocks (`Timer.sustained_ms`). Tables of 2026-11-27 to 29 have times at sustained clocks: `sustained`."""
+sustained clocks (`Timer.sustained_ms`)."""
+SUSTAINED = "sustained"
+"""The same of times at sustained clocks alone, in rows of 2026-11-27 to 29."""
 SHARED_GPU = "shared_gpu"
 """In the policy of a row that was timed while other work ran on the GPU, or with `device.shared=true`."""
 SHARED_CPU = "shared_cpu"
@@ -125,6 +127,8 @@ class Rank(NamedTuple):
     named_device: bool
     device: str
     has_policy: bool
+    method: tuple[int, ...]
+    """The later method is the greater: how a policy's times were taken, by its words."""
     policy: str
     speed: float
     completeness: int = 0
@@ -188,9 +192,16 @@ def _rank(row: Row, preference: RowPreference) -> Rank:
         named_device=preference.device is not None and preference.device == device,
         device=device,
         has_policy=bool(policy),
+        method=_method(policy),
         policy=policy,
         speed=-float(us) if isinstance(us, int | float) else -math.inf,
     )
+
+
+@lru_cache(maxsize=256)
+def _method(policy: str) -> tuple[int, ...]:
+    words = policy.split()
+    return tuple(int(word in words) for word in (BOTH_CLOCKS, SUSTAINED, DEPENDENT))
 
 
 def _with_cells(rank: Rank, row: Row) -> Rank:

@@ -119,7 +119,7 @@ _KINDS = {
     "full_policy": "provisional",
     "current": "of a changed kernel",
     **dict.fromkeys(("named_device", "device"), "of another or an unnamed device"),
-    **dict.fromkeys(("has_policy", "policy"), "of another policy"),
+    **dict.fromkeys(("has_policy", "method", "policy"), "of another policy"),
     "speed": "slower",
     **dict.fromkeys(("completeness", "texts"), "as fast"),
 }
@@ -163,7 +163,7 @@ def _reason(criterion: str, new: Row, old: Row, preference: RowPreference) -> st
         return f"its kernel's source {source_hash_of(old)} has changed since"
     if criterion in ("named_device", "device"):
         return _device_reason(str(old.get("device") or ""), str(new.get("device") or ""))
-    if criterion in ("has_policy", "policy"):
+    if criterion in ("has_policy", "method", "policy"):
         names = [str(row.get("policy") or "unknown") for row in (old, new)]
         return f"timed by different policies ('{names[0]}' and '{names[1]}'): the times cannot be compared"
     versions = _version_note(old, new, preference)

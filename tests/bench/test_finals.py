@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from failing_jobs import Cells, PacedClock, by_kind, candidate, finals
 
-from gemmpipe.bench.finals import PAUSE_RATIO
+from gemmpipe.bench.finals import PAUSE_RATIO, FinalistRun
 from gemmpipe.bench.jobs import RUNNING_SEVERAL, WorkerContext
 from gemmpipe.bench.timer import CpuClock, TimedCall, TimedReplay
 from gemmpipe.core.data import Status
@@ -142,6 +142,54 @@ def test_a_sample_is_the_geometric_mean_of_both_clocks(paced: WorkerContext, mon
     assert sum(paused) == pytest.approx(PAUSE_RATIO * (rounds[0] * 0.010 + rounds[1] * 0.011))
 
 
+def _scripted(*layouts: Sequence[float], launches: int = 2) -> FinalistRun:
+    """A finalist whose replays take these times, one after the other, in each layout."""
+    replays = tuple(iter(times).__next__ for times in layouts)
+    run = FinalistRun(
+        candidate=candidate("right"), position=0, err_ratio=0, first_us=(1.0,) * len(layouts), binds=(),
+        replays=replays, per_sample=launches,
+    )  # fmt: skip
+    run.begin(first=False)
+    return run
+
+
+def test_samples_at_both_clocks_are_paired_by_round_and_layout() -> None:
+    """The second layout is the slower one by the means, though the first is at full clocks."""
+    run = _scripted([100, 130, 121, 100, 144], [90, 110, 160, 144, 200])
+    assert [run.run() for _ in range(2)] == [2 * (100 + 90), 2 * (130 + 110)]
+    run.begin_sustained()
+    assert [run.run() for _ in range(3)] == [2 * (121 + 160), 2 * (100 + 144), 2 * (144 + 200)]
+    assert run.samples == pytest.approx([(90 * 160) ** 0.5, (110 * 144) ** 0.5, (90 * 200) ** 0.5])
+    assert run.full_clocks_us == 100
+    assert run.launches == 2 * 2 * 5
+    run.begin(first=False)
+    assert (run.full_clocks_us, run.launches) == (None, 0), "a repeated race begins at full clocks again"
+
+
+def test_the_time_at_full_clocks_is_rounded_as_in_the_journal() -> None:
+    run = _scripted([10.123456, 10.5], launches=1)
+    run.run()
+    run.begin_sustained()
+    run.run()
+    assert run.full_clocks_us == 10.1235
+
+
+def test_a_race_at_both_clocks_that_is_repeated_begins_at_full_clocks(
+    paced: WorkerContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = _LimitedClock()
+    monkeypatch.setattr("gemmpipe.bench.timer.reaches_power_limit", lambda family, spec: True)
+    monkeypatch.setattr("gemmpipe.bench.finals.time.sleep", clock.sleep)
+    pair = [candidate("right", pace_ms=pace) for pace in (10, 11)]
+    job = finals(*pair, always_timed=frozenset(c.id for c in pair))
+    processes = ScriptedProcesses(False, True, False)
+    context = replace(paced, clock=clock, foreign_processes=processes)
+    trials = replace(job, timer=replace(job.timer, sustained_ms=100)).run(context)
+    assert [trial.full_clocks_us for trial in trials] == [10_000, 11_000]
+    for trial, us in zip(trials, ((10_000 * 15_000) ** 0.5, (11_000 * 13_200) ** 0.5), strict=True):
+        assert trial.samples_us[1:] == pytest.approx([us] * 4), "the first replay has no pause since the race before"
+
+
 def test_much_slower_finalists_are_eliminated_at_full_clocks(
     paced: WorkerContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -150,7 +198,7 @@ def test_much_slower_finalists_are_eliminated_at_full_clocks(
     job = finals(fast, slow)
     found = {t.candidate: t for t in replace(job, timer=replace(job.timer, sustained_ms=100)).run(paced)}
     assert (found[fast].status, len(found[fast].samples_us)) == (Status.OK, 5)
-    assert (found[slow].status, len(found[slow].samples_us)) == (Status.PRUNED, 1)
+    assert (found[slow].status, found[slow].samples_us) == (Status.PRUNED, (1_200.0,))
 
 
 def test_every_round_has_its_own_order(context: WorkerContext, cells: Cells) -> None:

@@ -15,9 +15,9 @@ from gemmpipe.report import html
 from gemmpipe.report.attention import records
 from gemmpipe.report.data import RunData
 from gemmpipe.report.product_table import product_frame
-from gemmpipe.report.results import run_figures
+from gemmpipe.report.results import both_clocks_text, run_figures
 from gemmpipe.report.screen import RunFacts, screen_lines
-from gemmpipe.report.show_text import figure_lines
+from gemmpipe.report.show_text import choice_lines, figure_lines
 from gemmpipe.report.tables import read_tables, table_source
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
@@ -80,6 +80,25 @@ def test_derived_rates_are_named_wherever_a_floor_is_shown(tables: RunData, meas
     assert (f"  {DERIVED}" in screen) == (not measured)
     assert (DERIVED in figure_lines(data, 120)) == (not measured)
     assert ("rates are derived from a specification, not measured" in html.render(data)) == (not measured)
+
+
+CLOCKS = "the times of 1 of 2 products are means of full and sustained clocks"
+
+
+@pytest.mark.parametrize("word", ["both_clocks", "dependent"])
+def test_means_of_both_clocks_are_named_wherever_times_are_shown(tables: RunData, word: str) -> None:
+    rows = [{**ROW, "policy": f"graph {word}"}, {**ROW, "M": 2, "policy": "graph"}]
+    conditions = [{"device": "cuda:0", "t_s": 1.0, "sm_mhz": clock} for clock in (1980.0, 1200.0)]
+    data = replace(tables, products=product_frame(rows, BLOCKSCALE, {}), conditions=conditions)
+    facts = RunFacts(kernel="a8w8_blockscale", shapes="", device=H100, problems=2, duration="done in 1 s")
+    screen = [line.text for line in screen_lines(facts, run_figures(data.products), data.products, data.family)]
+    both = word == "both_clocks"
+    assert (f"  {CLOCKS}" in screen) == both
+    assert (f"({CLOCKS})" in choice_lines(data, 120)) == both
+    assert ("are means of full and sustained clocks" in html.render(data)) == both
+    [clock] = [line for line in figure_lines(data, 120) if "The clock of the device fell" in line]
+    assert clock.endswith("power limit are timed under load too.") == both
+    assert both_clocks_text(["graph both_clocks"]) == "the time is the mean of full and sustained clocks"
 
 
 def test_the_benchmark_writes_an_option() -> None:
