@@ -429,7 +429,9 @@ class FinalsJob(Job):
                 # Each finalist is in flight by its position, so that a hang is not blamed on the whole round.
                 context.in_flight.begin(finalist.position)
                 if len(finalist.samples) <= turn:
-                    time.sleep(pause_ratio * finalist.run() / 1e6)
+                    took_us = finalist.run()
+                    if pause_ratio:
+                        time.sleep(pause_ratio * took_us / 1e6)
             context.in_flight.begin(RUNNING_SEVERAL)
             racing = self._rules.still_racing(racing)
             turn += 1

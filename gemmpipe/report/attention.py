@@ -142,6 +142,6 @@ def _throttled(data: RunData) -> Iterator[str]:
     clocks = [float(each["sm_mhz"]) for each in data.conditions if each.get("sm_mhz")]
     busy = [clock for clock in clocks if clock > max(clocks) / 3]  # less is an idle device
     if busy and min(busy) < _CLOCK_DROP * max(busy):
-        limited = both_clocks_text(data.products["policy"])
-        why = ", as products at its power limit are timed under load too" if limited else ""
+        lowered = bool(both_clocks_text(data.products["policy"]))
+        why = ", as products at its power limit are timed under load too" if lowered else ""
         yield f"The clock of the device fell to {min(busy):.0f} MHz from {max(busy):.0f} MHz while it worked{why}."

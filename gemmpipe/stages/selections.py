@@ -55,7 +55,7 @@ class RowContext(Protocol):
 def policy_of_times(run_policy: str, family: Family, problems: Iterable[Problem], *, no_dependent: bool) -> str:
     """The run's policy without what times of these problems do not have."""
     if not any(reaches_power_limit(family, family.spec(problem)) for problem in problems):
-        run_policy = without(without(run_policy, BOTH_CLOCKS), SUSTAINED)
+        run_policy = without(run_policy, BOTH_CLOCKS, SUSTAINED)
     return without(run_policy, DEPENDENT) if no_dependent else run_policy
 
 

@@ -297,9 +297,9 @@ def _why_provisional(policy: str) -> str:
     return f"was timed on a shared {device}" if device else "is from a search that was cut short"
 
 
-def without(policy: str, word: str) -> str:
-    """The policy of times that lack a property of the run's other times."""
-    return " ".join(each for each in policy.split() if each != word)
+def without(policy: str, *words: str) -> str:
+    """The policy of times that lack properties of the run's other times."""
+    return " ".join(each for each in policy.split() if each not in words)
 
 
 def shared_policy(kind: str) -> str:
