@@ -58,7 +58,7 @@ class PacedClock(CpuClock):
                 launch()
             return sum(getattr(launch, "time_us", 1.0) for launch in launches) / len(launches)
 
-        return once
+        return TimedReplay(once)
 
 
 def candidate(kind: str, pace_ms: float = 0) -> Candidate:

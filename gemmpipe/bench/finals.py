@@ -8,7 +8,7 @@ import itertools
 import math
 import random
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -24,7 +24,7 @@ from gemmpipe.bench.jobs import (
     round_samples,
 )
 from gemmpipe.bench.setup import ProblemSetup
-from gemmpipe.bench.timer import TimedReplay, Timer, paired_ratio
+from gemmpipe.bench.timer import TimedCall, TimedReplay, Timer, paired_ratio
 from gemmpipe.core.cpu_load import ForeignProcessorTime
 from gemmpipe.core.data import Candidate, Problem, Status, Trial, median
 from gemmpipe.family import Launch
@@ -49,6 +49,9 @@ _BASELINE_SETTLED_RATIO = 1.1
 _DECIDED_AFTER = 10
 _DECIDED_RATIO = 0.998
 FULL_CLOCK_ROUNDS = 5  # of a product at the power limit, before those at sustained clocks
+SUSTAINED_ROUNDS = 20  # at most: in 12 finals (H200, 2026-11-29) the choice is within 0.14 % of that of 30 to 51 rounds
+# Untimed replays of the fastest finalists after a timed one at sustained clocks, by whether it is near the fastest.
+NEAR_LOADS, OTHER_LOADS = 1, 3
 PAUSE_RATIO = 2.0  # the pause after a replay at full clocks, over its time: the average power stays far below the limit
 _NEAR_RATIO = 1.1  # times the fastest: finalists that run to lower the clocks
 _MAX_NOISE_PCT = 2.0  # further rounds run if a ratio has more noise than this
@@ -75,6 +78,8 @@ class FinalistRun:
     """One per round, for the slower layout so far: callers do not choose the layout."""
     full_us: tuple[tuple[float, ...], ...] = ()
     """Samples at full clocks in each layout, of a product that is timed at both clocks."""
+    load: TimedCall | None = None
+    """Keeps a GPU busy after a replay at sustained clocks."""
     eliminated: bool = False
     _rounds: list[list[float]] = field(default_factory=list)
     """Samples of all rounds in each layout."""
@@ -102,12 +107,13 @@ class FinalistRun:
         """Clear all samples; with `first` the first launches remain as samples, since they are long enough."""
         self._rounds = [[time_us] if first else [] for time_us in self.first_us]
         self.samples, self.full_us, self.eliminated = [self.time_us] if first else [], (), False
+        self.load = None
 
-    def begin_sustained(self) -> None:
-        """Keep the samples so far as those at full clocks, and begin anew."""
+    def begin_sustained(self, load: TimedCall | None = None) -> None:
+        """Keep the samples so far as those at full clocks, and begin anew, with this load after each replay."""
         full_us = tuple(map(tuple, self._rounds))
         self.begin(first=False)
-        self.full_us = full_us
+        self.full_us, self.load = full_us, load
 
     def run(self) -> float:
         """Run one round, a replay in each layout, one after the other; returns the microseconds of the replays.
@@ -117,7 +123,7 @@ class FinalistRun:
         """
         took_us = 0.0
         for layout, (samples, replay) in enumerate(zip(self._rounds, self.replays, strict=True)):
-            time_us = replay()
+            time_us = replay(self.load)
             took_us += time_us * self.per_sample
             if self.full_us:
                 full_us = self.full_us[layout]
@@ -129,6 +135,11 @@ class FinalistRun:
     def ratio_to(self, other: "FinalistRun") -> float:
         """The ratio of this time to the other's: the median over their common rounds."""
         return median([own / theirs for own, theirs in zip(self.samples, other.samples, strict=True)])
+
+
+def _queue_next(replays: Iterator[TimedReplay], count: int) -> None:
+    for replay in itertools.islice(replays, count):
+        replay.queue()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -382,33 +393,37 @@ class FinalsJob(Job):
         """Rounds at full clocks; launches that lower the clocks; then the rounds at sustained clocks.
 
         The first rounds have pauses, and eliminate slower finalists, which have one sample, taken after the others'
-        rounds. All samples count both clocks (`FinalistRun.run`). While a contender that draws less power runs, the
-        clocks rise again (docs/explanation/noise.md).
+        rounds. All samples count both clocks (`FinalistRun.run`). The GPU has no pause at sustained clocks: after each
+        replay it runs the fastest finalists in turn, longer after a slow one, which draws less power. Without these,
+        launches took 1.02 to 1.1 times as long as at full clocks, with them 1.12 to 1.2 times (H200, 2026-11-29).
         """
         for finalist in finalists:
             finalist.begin(first=False)  # a first launch had no pause
         racing = self._run_rounds(context, finalists, most=FULL_CLOCK_ROUNDS, pause_ratio=PAUSE_RATIO)
         slower = [r for r in finalists if r.eliminated]
-        self._reach_sustained_clocks(context, racing, sustained_ms)
+        fastest = min(racing, key=lambda r: median(r.samples), default=None)
+        near = [r for r in racing if fastest is not None and r.ratio_to(fastest) <= _NEAR_RATIO]
+        replays = itertools.cycle([replay for finalist in near for replay in finalist.replays])
         for finalist in finalists:
-            finalist.begin_sustained()
-        self._run_rounds(context, racing)
+            loads = NEAR_LOADS if finalist in near else OTHER_LOADS
+            finalist.begin_sustained(partial(_queue_next, replays, loads))
+        self._reach_sustained_clocks(context, near, sustained_ms)
+        self._run_rounds(context, racing, most=SUSTAINED_ROUNDS)
         for finalist in slower:
             context.in_flight.begin(finalist.position)
             finalist.run()
             finalist.eliminated = True
         context.in_flight.begin(RUNNING_SEVERAL)
+        context.clock.synchronize()
 
-    def _reach_sustained_clocks(self, context: WorkerContext, racing: list[FinalistRun], sustained_ms: float) -> None:
+    def _reach_sustained_clocks(self, context: WorkerContext, near: list[FinalistRun], sustained_ms: float) -> None:
         """Replay the fastest finalists in turn for `sustained_ms`; a slow one, such as a baseline, draws less power."""
-        fastest = min(racing, key=lambda r: median(r.samples), default=None)
-        near = [r for r in racing if fastest is not None and r.ratio_to(fastest) <= _NEAR_RATIO]
         left_us = 1000 * sustained_ms
         for finalist in itertools.cycle(near):
             if left_us <= 0:
                 break
             context.in_flight.begin(finalist.position)
-            left_us -= sum(replay() for replay in finalist.replays) * finalist.per_sample
+            left_us -= sum(replay(finalist.load) for replay in finalist.replays) * finalist.per_sample
         context.in_flight.begin(RUNNING_SEVERAL)
 
     def _run_rounds(

@@ -224,10 +224,10 @@ def _kind_of(blocks: Sequence[Sequence[TimedCall]], graphs: bool) -> str:
     return _SINGLE if sum(map(len, blocks)) == len(blocks) else _SEVERAL
 
 
-class _QueuedReplay:
-    """Replays a graph that the host has queued before the device begins it; returns the microseconds of one launch.
+class _QueuedReplay(TimedReplay):
+    """Replays a graph that the host has queued before the device begins it.
 
-    Else the host's time for the launch of a graph would be part of it. A dependent launch comes before, else the
+    Else the host's time for the launch of a graph would be part of its time. A dependent launch comes before, else the
     kernels of a graph take up to 0.7 us longer or not, by what was launched in the process before (launch/replays.py).
     """
 
@@ -240,15 +240,21 @@ class _QueuedReplay:
         self._host_us = _FIRST_US
         self._start, self._end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
 
-    def __call__(self) -> float:
-        for _ in range(_TRIES):
-            if self._is_queued_in_time():
+    def queue(self) -> None:
+        self._before()
+        self._graph.replay()
+
+    def __call__(self, load: TimedCall | None = None) -> float:
+        is_busy = load is not None and not self._torch.cuda.current_stream().query()
+        for sleep in (*[False] * is_busy, *[True] * _TRIES):
+            if self._is_queued_in_time(load, sleep=sleep):
                 break
         return float(self._start.elapsed_time(self._end)) * 1e3 / len(self._launches)
 
-    def _is_queued_in_time(self) -> bool:
-        """Replay once; False if the device may have waited for the host."""
-        self._torch.cuda._sleep(int(_CYCLES_PER_US * _HOST_MARGIN * self._host_us))
+    def _is_queued_in_time(self, load: TimedCall | None, *, sleep: bool) -> bool:
+        """Replay once, after a sleep of the device or its earlier work; False if it may have waited for the host."""
+        if sleep:
+            self._torch.cuda._sleep(int(_CYCLES_PER_US * _HOST_MARGIN * self._host_us))
         begun = time.perf_counter_ns()
         self._before()
         self._start.record()
@@ -258,6 +264,8 @@ class _QueuedReplay:
         took_us = (time.perf_counter_ns() - begun) / 1e3
         # The first launch of a graph takes the host much longer; a late one is repeated with twice its time.
         self._host_us = 2 * took_us if late else (took_us + self._host_us) / 2
+        if load is not None:
+            load()
         self._end.synchronize()
         return not late
 

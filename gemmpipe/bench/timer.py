@@ -15,8 +15,6 @@ from gemmpipe.family import Family, GemmSpec
 from gemmpipe.family.roofline import reaches_power_limit
 
 TimedCall = Callable[[], object]
-TimedReplay = Callable[[], float]
-"""Runs a fixed series of launches once and returns the microseconds of one launch."""
 
 _REPLAY_US = 500.0  # shorter replays depend on preceding work: the clock rate, other kernels' data in the caches
 _MAX_LAUNCHES = 64
@@ -24,6 +22,28 @@ _MAX_BLOCK_LAUNCHES = 8
 LEAST_US = 0.01
 """The time of a launch that takes no longer than the variation of the spacer's time."""
 _LEAST_SUSTAINED_MS, _MOST_SUSTAINED_MS = 100.0, 10_000.0  # an H200 lowers its clocks after 100 ms
+
+
+class TimedReplay:
+    """A fixed series of launches; this one runs each at once, as a CPU does."""
+
+    def __init__(self, once: Callable[[], float]) -> None:
+        self._once = once
+
+    def __call__(self, load: TimedCall | None = None) -> float:
+        """Run it once; returns the microseconds of one launch.
+
+        `load` queues other work after it, before the host waits for its end: a GPU that is still busy with such work
+        at the next replay has no pause.
+        """
+        time_us = self._once()
+        if load is not None:
+            load()
+        return time_us
+
+    def queue(self) -> None:
+        """Run it untimed; a GPU is busy with it while the host goes on."""
+        self._once()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -136,9 +156,7 @@ class Clock(ABC):
         spacer = self.spacer() if separate else None
         if spacer is None:
             return self.replay(launches)
-        own_us = spacer.replay_us()
-        both = self.replay(spaced(spacer, launches))
-        return lambda: max(2 * both() - own_us, LEAST_US)
+        return _SpacedReplay(self.replay(spaced(spacer, launches)), spacer.replay_us())
 
     def launches_per_sample(self, time_us: float, sets: int) -> int:
         """Launches per sample: long enough for the clock, and over all operand sets, so that the cache is cold."""
@@ -162,10 +180,23 @@ class CpuClock(Clock):
                 launch()
             return (time.perf_counter_ns() - start) / 1e3 / len(launches)
 
-        return once
+        return TimedReplay(once)
 
     def launches_per_sample(self, time_us: float, sets: int) -> int:
         return 1 if time_us * sets > _REPLAY_US else super().launches_per_sample(time_us, sets)
+
+
+class _SpacedReplay(TimedReplay):
+    """A replay of launches and spacers in turn; its time is that of a launch."""
+
+    def __init__(self, both: TimedReplay, spacer_us: float) -> None:
+        self._both, self._spacer_us = both, spacer_us
+
+    def __call__(self, load: TimedCall | None = None) -> float:
+        return max(2 * self._both(load) - self._spacer_us, LEAST_US)
+
+    def queue(self) -> None:
+        self._both.queue()
 
 
 def spaced(spacer: Spacer, launches: Sequence[TimedCall]) -> list[TimedCall]:

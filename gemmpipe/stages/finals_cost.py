@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from gemmpipe.bench.finals import FULL_CLOCK_ROUNDS, PAUSE_RATIO
+from gemmpipe.bench.finals import FULL_CLOCK_ROUNDS, NEAR_LOADS, OTHER_LOADS, PAUSE_RATIO, SUSTAINED_ROUNDS
 from gemmpipe.bench.jobs import LONG_LAUNCH_US
 from gemmpipe.bench.setup import routing_draws
 from gemmpipe.bench.timer import Timer
@@ -91,6 +91,11 @@ class FinalsCost:
     def _sustained_ms(self) -> float:
         return 0.0 if self._on_cpu else self.timer.sustained_ms_of(self.family, self.spec)
 
+    @property
+    def _loads(self) -> float:
+        """Untimed replays after each timed one at sustained clocks: about half the entries of a comparison are slow."""
+        return (NEAR_LOADS + OTHER_LOADS) / 2 if self.all_rounds else NEAR_LOADS
+
     @cached_property
     def typical_us(self) -> float:
         """The time of a launch of a usual candidate, from the product alone."""
@@ -105,7 +110,7 @@ class FinalsCost:
         if self._on_cpu:
             return cpu_setup_s(self.family, self.spec)
         rate = _FLOPS_PER_S if self.spec.experts is None else _FLOPS_PER_S_EXPERTS
-        return _SETUP_S + self.family.flops(self.spec) / rate + self._sustained_ms / 1e3
+        return _SETUP_S + self.family.flops(self.spec) / rate + (1 + NEAR_LOADS) * self._sustained_ms / 1e3
 
     @cached_property
     def _sets(self) -> int:
@@ -130,6 +135,8 @@ class FinalsCost:
         before = min(FULL_CLOCK_ROUNDS, rounds) * (1 + PAUSE_RATIO) if self._sustained_ms else 0.0
         if not self.all_rounds:
             rounds = min(rounds, _DECIDED_ROUNDS)
+        if self._sustained_ms:
+            rounds = math.ceil(min(rounds, SUSTAINED_ROUNDS) * (1 + self._loads))
         check_s = _CHECK_S if self.spec.experts is None else _CHECK_EXPERTS_S
         share = _SHARE_OF_ALL_ROUNDS if self.all_rounds else _SHARE_OF_ROUNDS
         timed_s = (rounds + before) * per_sample * (share * us + _SPACER_US) / 1e6

@@ -33,7 +33,7 @@ class RefusingClock(CpuClock):
             raise RuntimeError("operation not permitted when stream is capturing")
         time_us = self._times_us[self._in_flight.position]
         self.lengths[self._in_flight.position] = len(launches)
-        return lambda: time_us
+        return TimedReplay(lambda: time_us)
 
 
 def _finalists(number: int) -> tuple[Candidate, ...]:

@@ -2,11 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import groupby
 
 import pytest
 from failing_jobs import Cells, PacedClock, by_kind, candidate, finals
 
-from gemmpipe.bench.finals import PAUSE_RATIO, FinalistRun
+from gemmpipe.bench.finals import PAUSE_RATIO, SUSTAINED_ROUNDS, FinalistRun
 from gemmpipe.bench.jobs import RUNNING_SEVERAL, WorkerContext
 from gemmpipe.bench.timer import CpuClock, TimedCall, TimedReplay
 from gemmpipe.core.data import Status
@@ -122,7 +123,7 @@ class _LimitedClock(PacedClock):
             self.busy_us += time_us * len(launches)
             return time_us
 
-        return once
+        return TimedReplay(once)
 
 
 def test_a_sample_is_the_geometric_mean_of_both_clocks(paced: WorkerContext, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,7 +145,7 @@ def test_a_sample_is_the_geometric_mean_of_both_clocks(paced: WorkerContext, mon
 
 def _scripted(*layouts: Sequence[float], launches: int = 2) -> FinalistRun:
     """A finalist whose replays take these times, one after the other, in each layout."""
-    replays = tuple(iter(times).__next__ for times in layouts)
+    replays = tuple(TimedReplay(iter(times).__next__) for times in layouts)
     run = FinalistRun(
         candidate=candidate("right"), position=0, err_ratio=0, first_us=(1.0,) * len(layouts), binds=(),
         replays=replays, per_sample=launches,
@@ -164,6 +165,64 @@ def test_samples_at_both_clocks_are_paired_by_round_and_layout() -> None:
     assert run.launches == 2 * 2 * 5
     run.begin(first=False)
     assert (run.full_clocks_us, run.launches) == (None, 0), "a repeated race begins at full clocks again"
+
+
+def test_the_fastest_finalists_run_after_each_replay_at_sustained_clocks(
+    paced: WorkerContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of the two near ones after each replay of theirs, three after one of the slow finalist, in turn."""
+    clock = _LoadedClock()
+    monkeypatch.setattr("gemmpipe.bench.timer.reaches_power_limit", lambda family, spec: True)
+    three = [candidate("right", pace_ms=pace) for pace in (25, 26, 40)]
+    job = finals(*three, always_timed=frozenset(c.id for c in three))
+    trials = replace(job, timer=replace(job.timer, sustained_ms=100)).run(replace(paced, clock=clock))
+    first = clock.ran.index("load 25000")  # at full clocks nothing runs between the replays
+    loads: dict[str, set[int]] = {}
+    runs = [(key, len(list(group))) for key, group in groupby(clock.ran[first - 1 :], key=lambda each: each[:4])]
+    for (timed, times), (load, count) in zip(runs[::2], runs[1::2], strict=True):
+        assert (times, load) == (1, "load")
+        loads.setdefault(timed, set()).add(count)
+    assert loads == {"2500": {1}, "2600": {1}, "4000": {3}}
+    in_turn = [each for each in clock.ran if each.startswith("load")]
+    assert in_turn == (["load 25000", "load 26000"] * len(in_turn))[: len(in_turn)]
+    assert [trial.launches for trial in trials] == [10] * 3, "loads are no samples"
+
+
+@pytest.mark.parametrize(("limited", "rounds"), [(True, SUSTAINED_ROUNDS), (False, 30)])
+def test_rounds_at_sustained_clocks_are_fewer(
+    paced: WorkerContext, monkeypatch: pytest.MonkeyPatch, limited: bool, rounds: int
+) -> None:
+    monkeypatch.setattr("gemmpipe.bench.timer.reaches_power_limit", lambda family, spec: limited)
+    one = candidate("right", pace_ms=1)
+    job = finals(one, always_timed=frozenset({one.id}))
+    timer = replace(job.timer, sustained_ms=100, rounds=30, budget_ms=1e4)
+    [trial] = replace(job, timer=timer).run(paced)
+    assert len(trial.samples_us) == rounds
+
+
+class _LoadedClock(PacedClock):
+    """Notes timed and untimed replays, by their microseconds."""
+
+    def __init__(self) -> None:
+        self.ran: list[str] = []
+
+    def replay(self, launches: Sequence[TimedCall]) -> TimedReplay:
+        return _NotedReplay(super().replay(launches), self.ran)
+
+
+class _NotedReplay(TimedReplay):
+    def __init__(self, replay: TimedReplay, ran: list[str]) -> None:
+        self._replay, self._ran = replay, ran
+
+    def __call__(self, load: TimedCall | None = None) -> float:
+        time_us = self._replay()
+        self._ran.append(f"{time_us:.0f}")
+        if load is not None:
+            load()
+        return time_us
+
+    def queue(self) -> None:
+        self._ran.append(f"load {self._replay():.0f}")
 
 
 def test_the_time_at_full_clocks_is_rounded_as_in_the_journal() -> None:

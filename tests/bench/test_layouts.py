@@ -47,7 +47,7 @@ class FixedTimeClock(CpuClock):
                 launch()
             return next((each.time_us for each in launches if isinstance(each, FixedTimeLaunch)), 3.0)
 
-        return once
+        return TimedReplay(once)
 
     def launches_per_sample(self, time_us: float, sets: int) -> int:
         return sets

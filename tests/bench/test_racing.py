@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gemmpipe.bench.finals import FinalistRun, RacingRules
-from gemmpipe.bench.timer import paired_ratio
+from gemmpipe.bench.timer import TimedReplay, paired_ratio
 from gemmpipe.core.data import Candidate, median
 
 SAMPLES = st.lists(st.floats(1.0, 1.2), min_size=10, max_size=30)
@@ -107,7 +107,7 @@ def test_a_slow_baseline_stops_after_ten_rounds() -> None:
 def test_of_two_layouts_the_slower_one_counts() -> None:
     finalist = _finalist("a", [])
     times = iter([5.0, 7.0, 9.0, 7.0, 5.0, 7.0])
-    finalist.first_us, finalist.replays = (5.0, 7.0), (lambda: next(times),) * 2
+    finalist.first_us, finalist.replays = (5.0, 7.0), (TimedReplay(lambda: next(times)),) * 2
     assert finalist.time_us == 7.0
     finalist.begin(first=False)
     finalist.run()

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -164,6 +165,26 @@ def test_a_separate_launch_on_a_gpu_takes_its_own_time() -> None:
     assert median(separate) == pytest.approx(median(alone), rel=0.1)
     block = clock.blocks_of([launches[:4]] * 9, separate=True)
     assert median(block) == pytest.approx(median(alone), rel=0.1)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_gpu_under_load_has_no_pause_between_replays() -> None:
+    """The device is busy when a replay returns, and none of the replays after the first waits in a sleep."""
+    clock = GpuClock(DeviceChoice(kind="cuda", index=0, shared=False).find()[0])
+    x, y = (torch.zeros(64 << 20, device="cuda") for _ in range(2))
+    timed, load = (clock.replay_of([lambda t=t: t.add_(1.0)] * 8, separate=True) for t in (x, y))
+    alone = median([timed() for _ in range(9)])
+    with patch("torch.cuda._sleep", side_effect=torch.cuda._sleep) as sleep:
+        loaded, busy = [], []
+        for _ in range(20):
+            loaded.append(timed(load.queue))
+            busy.append(not torch.cuda.current_stream().query())
+    clock.synchronize()
+    assert all(busy)
+    assert sleep.call_count <= 4  # the first replay, and those for which a busy host came too late
+    assert median(loaded) == pytest.approx(alone, rel=0.1)
+    assert float(y[0]) >= 8 * 20
 
 
 @pytest.mark.parametrize("value", [-1.0, 1.0, 1e9, math.nan, math.inf])

@@ -34,7 +34,7 @@ class _Clock(CpuClock):
                 launch()
             return sum(getattr(launch, "time_us", 1.0) for launch in launches) / len(launches)
 
-        return once
+        return TimedReplay(once)
 
     def launches_per_sample(self, time_us: float, sets: int) -> int:
         return 1

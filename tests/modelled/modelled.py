@@ -125,7 +125,7 @@ class _Clock(Clock):
             self.owe(each_us * len(launches) + LAUNCH_US)
             return each_us * (1 + NOISE * self._rng.gauss(0, 1))
 
-        return once
+        return TimedReplay(once)
 
 
 class _Bench:
