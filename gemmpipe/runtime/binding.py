@@ -20,7 +20,8 @@ from gemmpipe.launch.build import load_build
 from gemmpipe.launch.launch import COUNTERS_PARAMETER, PARTS_PARAMETER, KernelImplementation, KernelLaunch
 from gemmpipe.launch.workspace import WORKSPACES, WorkspaceBuffers, stream_getter, stream_is_capturing, use_allocator
 from gemmpipe.runtime.copy_log import log_added, log_padded
-from gemmpipe.runtime.launcher import GRAPH_WORKSPACES, BoundKernel, DescriptorCache, bind_launch, outside_graph_pools
+from gemmpipe.runtime.descriptors import DescriptorCache
+from gemmpipe.runtime.launcher import GRAPH_WORKSPACES, BoundKernel, bind_launch, outside_graph_pools
 from gemmpipe.runtime.operands import (
     ALIGNMENT,
     CallOperands,
@@ -258,8 +259,7 @@ def bind_kernel(
         loaded = load_build(one.build, device)
         if loaded.interpreted:
             return None
-        numbers = {name: value for name, value in one.arguments.items() if address_of(value) is None}
-        ready = bind_launch(loaded, one.grid, one.cluster, numbers, launch_pdl=one.launch_pdl)
+        ready = bind_launch(loaded, one.grid, one.cluster, one.arguments, launch_pdl=one.launch_pdl)
     strides = None if len(orders) == 1 or given.x_scale is None else _kernel_strides(given.x_scale, inputs.x_scale)
     slots = _argument_slots(one, ready, inputs, weights, out, strides)
     if slots is None:
@@ -303,12 +303,11 @@ def _argument_slots(
         address = address_of(value)
         if address is None or name not in ready.positions:
             continue
-        descriptors = None if isinstance(value, torch.Tensor) else DescriptorCache(value)
         role = owners.get(address)
         if role is None:
             return None
         held = scales if by_strides and role == _X_SCALE else results if role == _OUT else operands
-        held.append((ready.positions[name], role, descriptors))
+        held.append((ready.positions[name], role, ready.descriptors.get(name)))
     return _ArgumentSlots(operands=tuple(operands), scales=tuple(scales), out=tuple(results), strides=strides)
 
 

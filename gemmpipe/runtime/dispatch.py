@@ -44,6 +44,29 @@ _AITER_SHUFFLED_ATTRIBUTE = "is_shuffled"
 """The attribute that aiter's `shuffle_weight` sets on the returned tensor."""
 
 
+def call_key(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    x_scale: OptionalTensor,
+    w_scale: OptionalTensor,
+    bias: OptionalTensor,
+    out_dtype: torch.dtype,
+) -> CallKey:
+    """All that a bound call relies on; it checks layouts and addresses itself."""
+    return (
+        x.shape,
+        w.shape,
+        x.dtype,
+        w.dtype,
+        out_dtype,
+        x.get_device(),
+        w.get_device(),
+        None if x_scale is None else (x_scale.shape, x_scale.dtype, x_scale.get_device()),
+        None if w_scale is None else (w_scale.shape, w_scale.dtype, w_scale.get_device()),
+        None if bias is None else (bias.shape, bias.dtype, bias.get_device()),
+    )
+
+
 @dataclass(frozen=True, kw_only=True)
 class Dispatch(KernelCache):
     """All that calls of one family need; `flag` is a key column that is true for all of them, or empty."""
@@ -60,20 +83,8 @@ class Dispatch(KernelCache):
         out_dtype: torch.dtype,
     ) -> torch.Tensor:
         """The product. Raises UserError for operands that are not a product of this family."""
-        # All that a bound call relies on; it checks layouts and addresses itself.
         try:
-            key: CallKey = (
-                x.shape,
-                w.shape,
-                x.dtype,
-                w.dtype,
-                out_dtype,
-                x.get_device(),
-                w.get_device(),
-                None if x_scale is None else (x_scale.shape, x_scale.dtype, x_scale.get_device()),
-                None if w_scale is None else (w_scale.shape, w_scale.dtype, w_scale.get_device()),
-                None if bias is None else (bias.shape, bias.dtype, bias.get_device()),
-            )
+            key = call_key(x, w, x_scale, w_scale, bias, out_dtype)
         except AttributeError:
             raise operand_type_error(self.family.entry_point, x, w, x_scale, w_scale, bias) from None
         if key[5] == -1:

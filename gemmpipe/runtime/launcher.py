@@ -5,9 +5,8 @@ Split-K's workspaces must not be in the memory of a compiled graph, which belong
 
 import sys
 import threading
-from collections.abc import Callable, Mapping
-from copy import copy
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from threading import get_ident
 from typing import Any, TypeVar
 
@@ -23,11 +22,11 @@ from gemmpipe.launch.workspace import (
     stream_getter,
     stream_is_capturing,
 )
+from gemmpipe.runtime.descriptors import DescriptorCache, DescriptorForm, EncodedLauncher, encoded_launcher
 
 BoundLaunch = Callable[[int, list[object]], None]
 _DIRECT_LAUNCH_TRITON = "3.6."
 """The Triton version with a compiled launcher that runs without its Python wrapper (tested): 0.6 us less."""
-_MAX_DESCRIPTORS = 1024  # per operand; one has about 300 bytes
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -40,9 +39,11 @@ class BoundKernel:
 
     launch: BoundLaunch
     values: tuple[object, ...]
-    """Every argument in the order of the signature; None for an address to be filled in."""
+    """Every value that the launcher takes, in the order of the signature; None for an address to be filled in."""
     positions: Mapping[str, int]
     """Parameter name -> index in `values`."""
+    descriptors: Mapping[str, DescriptorCache] = field(default_factory=dict)
+    """Parameter name -> what is filled in instead of the address, for an operand with a descriptor."""
 
 
 def bind_launch(
@@ -53,67 +54,59 @@ def bind_launch(
     *,
     launch_pdl: bool = True,
 ) -> BoundKernel:
-    """Bind a loaded kernel; `arguments` has every parameter that is neither constant nor address.
+    """Bind a loaded kernel; `arguments` has every parameter that is neither constant nor workspace.
 
-    `launch_pdl`: see LoadedKernel.triton_launcher.
+    The addresses of their tensors and descriptors are not bound. `launch_pdl`: see LoadedKernel.triton_launcher.
     """
     known = {**dict(loaded.build.constants), **arguments}
-    positions = {name: index for index, (name, _) in enumerate(loaded.build.signature)}
-    return BoundKernel(
-        launch=_launch(loaded, grid, cluster, launch_pdl=launch_pdl),
-        values=tuple(known.get(name) for name in positions),
-        positions=positions,
-    )
+    names = [name for name, _ in loaded.build.signature]
+    patterns = {name: known[name] for name in names if _is_descriptor(known.get(name))}
+    launch, encoded = _launch(loaded, grid, cluster, [names.index(name) for name in patterns], launch_pdl=launch_pdl)
+    values: list[object] = []
+    positions: dict[str, int] = {}
+    caches: dict[str, DescriptorCache] = {}
+    for index, name in enumerate(names):
+        positions[name] = len(values)
+        if name not in patterns:
+            values.append(None if isinstance(known.get(name), torch.Tensor) else known.get(name))
+            continue
+        pattern = patterns[name]
+        form = DescriptorForm(cache=DescriptorCache(pattern)) if encoded is None else encoded.form(index, pattern)
+        caches[name] = form.cache
+        values += [None, *form.constant]
+    return BoundKernel(launch=launch, values=tuple(values), positions=positions, descriptors=caches)
 
 
-def _launch(loaded: LoadedKernel, grid: tuple[int, int, int], cluster: int, *, launch_pdl: bool) -> BoundLaunch:
+def _is_descriptor(value: object) -> bool:
+    return isinstance(getattr(value, "base", None), torch.Tensor)
+
+
+def _launch(
+    loaded: LoadedKernel, grid: tuple[int, int, int], cluster: int, described: Sequence[int], *, launch_pdl: bool
+) -> tuple[BoundLaunch, EncodedLauncher | None]:
+    """(the launch, the launcher if it takes encoded descriptors); `described`: the indices of descriptors."""
     from triton import __version__ as version
 
     run, function = loaded.triton_launcher(launch_pdl=launch_pdl), loaded.kernel.function
     (x, y, z), metadata = loaded.cluster_launch(grid, cluster)
     if version.startswith(_DIRECT_LAUNCH_TRITON) and type(run).__name__ == "CudaLauncher" and not _scratch_bytes(run):
-        start, together, early = run.launch, run.launch_cooperative_grid, run.launch_pdl
+        encoded = encoded_launcher(run.launch, described) if described else None
+        start = run.launch if encoded is None else encoded.start
+        together, early = run.launch_cooperative_grid, run.launch_pdl
 
         def direct(stream: int, values: list[object]) -> None:
             start(x, y, z, stream, function, together, early, None, None, metadata, None, None, None, *values)
 
-        return direct
+        return direct, encoded
 
     def launch(stream: int, values: list[object]) -> None:
         run(x, y, z, stream, function, metadata, None, None, None, *values)
 
-    return launch
+    return launch, None
 
 
 def _scratch_bytes(run: Any) -> int:
     return int(run.global_scratch_size) + int(run.profile_scratch_size)
-
-
-class _AddressHolder:
-    """Replaces the tensor of a descriptor, without keeping its memory alive."""
-
-    def __init__(self, address: int) -> None:
-        self._address = address
-
-    def data_ptr(self) -> int:
-        return self._address
-
-
-class DescriptorCache(dict[int, object]):
-    """Tensor descriptors by address, copies of `pattern` made at the first use."""
-
-    def __init__(self, pattern: object) -> None:
-        super().__init__()
-        self._pattern = copy(pattern)
-        self._pattern.base = None  # type: ignore[attr-defined]
-
-    def __missing__(self, address: int) -> object:
-        made = copy(self._pattern)
-        made.base = _AddressHolder(address)  # type: ignore[attr-defined]
-        if len(self) >= _MAX_DESCRIPTORS:
-            self.clear()
-        self[address] = made
-        return made
 
 
 T = TypeVar("T")

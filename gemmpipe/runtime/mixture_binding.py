@@ -6,7 +6,7 @@ name, the look-up of each build, and a query of the driver for each tensor.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import torch
 
@@ -14,7 +14,8 @@ from gemmpipe.core.data import Build, Device, Knobs
 from gemmpipe.family import GemmSpec
 from gemmpipe.launch.build import load_build
 from gemmpipe.launch.workspace import SCRATCH, TensorShape, stream_getter, unshared_scratch
-from gemmpipe.runtime.launcher import BoundLaunch, DescriptorCache, bind_launch
+from gemmpipe.runtime.descriptors import DescriptorCache
+from gemmpipe.runtime.launcher import BoundLaunch, bind_launch
 from gemmpipe.runtime.operands import ALIGNMENT
 
 OPERANDS = ("x", "ids", "shares", "out", "w", "w_scale", "w2", "w2_scale")
@@ -89,20 +90,14 @@ def bind_mixture(
         if loaded.interpreted:
             return None
         named = {parameter: name for parameter, name in step.tensors.items() if name is not None}
-        arguments = step.arguments(tensors)
-        numbers = {name: value for name, value in arguments.items() if name not in named}
-        ready = bind_launch(loaded, step.grid, 1, numbers)
+        ready = bind_launch(loaded, step.grid, 1, step.arguments(tensors))
         slots = tuple(
-            (ready.positions[parameter], roles[name], _descriptors(arguments[parameter]))
+            (ready.positions[parameter], roles[name], ready.descriptors.get(parameter))
             for parameter, name in named.items()
         )
         steps.append(_BoundStep(launch=ready.launch, values=list(ready.values), slots=slots))
     offsets, size = scratch_places(shapes)
     return _bound_call(tuple(steps), offsets, size + _PLACE, device, place.device)
-
-
-def _descriptors(argument: Any) -> DescriptorCache | None:
-    return None if isinstance(argument, torch.Tensor) else DescriptorCache(argument)
 
 
 def _bound_call(

@@ -10,7 +10,8 @@ from executed_lines import steps
 
 from gemmpipe.core.device import arch_device
 from gemmpipe.runtime import binding
-from gemmpipe.runtime.launcher import _MAX_DESCRIPTORS, BoundKernel, DescriptorCache
+from gemmpipe.runtime.descriptors import _MAX_DESCRIPTORS, DescriptorCache
+from gemmpipe.runtime.launcher import BoundKernel
 
 CALLS = 10_000
 
