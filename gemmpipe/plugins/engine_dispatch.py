@@ -18,7 +18,7 @@ from gemmpipe.plugins.tuned_products import reads_weight_as_given
 from gemmpipe.runtime.binding import GemmCall, is_capturing
 from gemmpipe.runtime.cache import BindRequest, BoundCall, CallKey, KernelCache, device_by_index
 from gemmpipe.runtime.dispatch import Dispatch, call_key, dispatch_of
-from gemmpipe.runtime.operands import CallOperands, OptionalTensor, memory_orders
+from gemmpipe.runtime.operands import CallOperands, OptionalTensor, memory_orders, on_meta
 from gemmpipe.runtime.select import LookupResult, lookup_results
 from gemmpipe.runtime.selection_log import LOG
 
@@ -194,7 +194,10 @@ class EngineDispatch(Dispatch):
     ) -> torch.Tensor:
         """As in Dispatch, with less work on the host for a key that has been called before."""
         scale = None if x_scale is None else x_scale.stride()
-        short = (x.shape, w.shape, x.dtype, w.dtype, scale, bias is None, out_dtype, x.get_device())
+        index = x.get_device()
+        short: tuple[object, ...] = (x.shape, w.shape, x.dtype, w.dtype, scale, bias is None, out_dtype, index)
+        if index < 0:
+            short = (*short, on_meta(x, w, x_scale, w_scale, bias))
         call = self.found.get(short)
         if call is not None:
             out: torch.Tensor = call(x, w, x_scale, w_scale, bias)

@@ -53,18 +53,20 @@ def call_key(
     out_dtype: torch.dtype,
 ) -> CallKey:
     """All that a bound call relies on; it checks layouts and addresses itself."""
-    return (
+    index = x.get_device()
+    key = (
         x.shape,
         w.shape,
         x.dtype,
         w.dtype,
         out_dtype,
-        x.get_device(),
+        index,
         w.get_device(),
         None if x_scale is None else (x_scale.shape, x_scale.dtype, x_scale.get_device()),
         None if w_scale is None else (w_scale.shape, w_scale.dtype, w_scale.get_device()),
         None if bias is None else (bias.shape, bias.dtype, bias.get_device()),
     )
+    return key if index >= 0 else (*key, *on_meta(x, w, x_scale, w_scale, bias))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,8 +89,6 @@ class Dispatch(KernelCache):
             key = call_key(x, w, x_scale, w_scale, bias, out_dtype)
         except AttributeError:
             raise operand_type_error(self.family.entry_point, x, w, x_scale, w_scale, bias) from None
-        if key[5] == -1:
-            key = (*key, *on_meta(x, w, x_scale, w_scale, bias))
         call = self.calls.get(key)
         try:
             if call is not None:

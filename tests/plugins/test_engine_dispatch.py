@@ -217,6 +217,24 @@ def test_the_work_of_a_call_stays_constant(rows, counted, w, answered: bool) -> 
     assert steps(call) == before
 
 
+def test_a_key_that_was_called_before_is_found_by_shapes_strides_and_types(rows, counted) -> None:
+    """Whatever differs has its own call: the memory order of scales, rows, the output's type, a bias."""
+    rows("a8w8_blockscale", "torch", {"method": "bfloat16_convert"}, {"M": 4, "N": 2 * N, "K": K, "x_scale": "column"})
+    _, inputs, weights = fp8_operands(4)
+    more = fp8_operands(8)[1]
+    engine = counted(lambda x, w, xs, ws, bias: torch.full((x.shape[0], w.shape[0]), 7.0, dtype=BF16))
+    dispatch = engine_dispatch("a8w8_blockscale", register_kernel(EngineKernel(name="test", call=engine)))
+    column = inputs.x_scale.t().contiguous().t()
+    for turn in range(3):
+        assert dispatch(inputs.x, weights.w, column, weights.w_scale, None, BF16)[0, 0] != 7
+        assert engine.calls == 2 * turn
+        for x, scale in ((inputs.x, inputs.x_scale.contiguous()), (more.x, more.x_scale)):
+            assert dispatch(x, weights.w, scale, weights.w_scale, None, BF16)[0, 0] == 7
+    assert len(dispatch.found) == 3
+    module.clear_dispatches()
+    assert not engine_dispatch("a8w8_blockscale", "test").found
+
+
 def test_keys_are_bounded(rows, w, monkeypatch) -> None:
     monkeypatch.setattr(module, "MAX_KEYS", 8)
     rows("a16w16", "torch", {"method": "mm"}, {"M": 4, "N": N, "K": K})
@@ -224,6 +242,7 @@ def test_keys_are_bounded(rows, w, monkeypatch) -> None:
     for m in range(1, 40):
         dispatch(x_of(m), w, None, None, None, BF16)
         assert len(dispatch.calls) <= 8
+        assert len(dispatch.found) <= 8
 
 
 @pytest.mark.compile
