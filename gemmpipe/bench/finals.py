@@ -212,8 +212,9 @@ class FinalsJob(Job):
     """Check every finalist against the reference, then time them in interleaved rounds.
 
     The fastest candidate in `library` is the baseline and is never eliminated; those in `always_timed` (the incumbent)
-    run all rounds. Those in `unchecked` compute something else on purpose. If the problem allows both layouts of x's
-    block scales, a candidate is checked and timed in both in every round, and its time is that of the slower one.
+    run all rounds (at sustained clocks SUSTAINED_ROUNDS at most). Those in `unchecked` compute something else on
+    purpose. If the problem allows both layouts of x's block scales, a candidate is checked and timed in both in every
+    round, and its time is that of the slower one.
     """
 
     stage: str
@@ -395,7 +396,7 @@ class FinalsJob(Job):
         The first rounds have pauses, and eliminate slower finalists, which have one sample, taken after the others'
         rounds. All samples count both clocks (`FinalistRun.run`). The GPU has no pause at sustained clocks: after each
         replay it runs the fastest finalists in turn, longer after a slow one, which draws less power. Without these,
-        launches took 1.02 to 1.1 times as long as at full clocks, with them 1.12 to 1.2 times (H200, 2026-11-29).
+        launches took 1.02 to 1.1 times as long as at full clocks, with them 1.11 to 1.2 times (H200, 2026-11-29).
         """
         for finalist in finalists:
             finalist.begin(first=False)  # a first launch had no pause
@@ -410,19 +411,22 @@ class FinalsJob(Job):
         self._reach_sustained_clocks(context, near, sustained_ms)
         self._run_rounds(context, racing, most=SUSTAINED_ROUNDS)
         for finalist in slower:
-            context.in_flight.begin(finalist.position)
+            context.in_flight.begin(RUNNING_SEVERAL)
             finalist.run()
             finalist.eliminated = True
         context.in_flight.begin(RUNNING_SEVERAL)
         context.clock.synchronize()
 
     def _reach_sustained_clocks(self, context: WorkerContext, near: list[FinalistRun], sustained_ms: float) -> None:
-        """Replay the fastest finalists in turn for `sustained_ms`; a slow one, such as a baseline, draws less power."""
+        """Replay the fastest finalists in turn for `sustained_ms`, and as long untimed.
+
+        A slow one, such as a baseline, draws less power.
+        """
         left_us = 1000 * sustained_ms
         for finalist in itertools.cycle(near):
             if left_us <= 0:
                 break
-            context.in_flight.begin(finalist.position)
+            context.in_flight.begin(RUNNING_SEVERAL)
             left_us -= sum(replay(finalist.load) for replay in finalist.replays) * finalist.per_sample
         context.in_flight.begin(RUNNING_SEVERAL)
 
@@ -441,8 +445,9 @@ class FinalsJob(Job):
         turn, rng = 0, random.Random(self.problem.id)
         while turn != most and turn < min((r.rounds for r in racing), default=0) and not self._rules.decided(racing):
             for finalist in rng.sample(racing, len(racing)):
-                # Each finalist is in flight by its position, so that a hang is not blamed on the whole round.
-                context.in_flight.begin(finalist.position)
+                # Each finalist is in flight by its position, so that a hang is not blamed on the whole round; with a
+                # load others run at the same time.
+                context.in_flight.begin(finalist.position if finalist.load is None else RUNNING_SEVERAL)
                 if len(finalist.samples) <= turn:
                     took_us = finalist.run()
                     if pause_ratio:

@@ -54,7 +54,7 @@ class Timer:
     iters: int
     """Total number of launches."""
     rounds: int
-    """Minimum of interleaved rounds; each round gives one sample of every candidate."""
+    """Minimum of interleaved rounds, at sustained clocks the maximum is 20; one gives a sample of every candidate."""
     budget_ms: float
     block_us: float = 0.0
     """Minimum duration of a sample: short launches are timed in blocks; 0: one by one."""
@@ -67,9 +67,9 @@ class Timer:
     """
 
     sustained_ms: float = 0.0
-    """On a GPU, products that reach its power limit (`roofline.reaches_power_limit`) are timed at full clocks, then,
-    after launches of this total time, at those that it keeps under load; a sample is the geometric mean of both. 0: no
-    such launches, and whichever clocks the rounds have."""
+    """On a GPU, products that reach its power limit (`roofline.reaches_power_limit`) are timed at full clocks, then, after
+    timed launches of this total time and as many others, at those that it keeps under load; a sample is the geometric
+    mean of both. 0: no such launches, and whichever clocks the rounds have."""
 
     def __post_init__(self) -> None:
         check_at_least(0, warmup=self.warmup, budget_ms=self.budget_ms, block_us=self.block_us)
@@ -156,7 +156,8 @@ class Clock(ABC):
         spacer = self.spacer() if separate else None
         if spacer is None:
             return self.replay(launches)
-        return _SpacedReplay(self.replay(spaced(spacer, launches)), spacer.replay_us())
+        own_us = spacer.replay_us()  # also the first launch of its kernel, which must not be captured
+        return _SpacedReplay(self.replay(spaced(spacer, launches)), own_us)
 
     def launches_per_sample(self, time_us: float, sets: int) -> int:
         """Launches per sample: long enough for the clock, and over all operand sets, so that the cache is cold."""

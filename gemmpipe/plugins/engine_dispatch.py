@@ -18,7 +18,7 @@ from gemmpipe.plugins.tuned_products import reads_weight_as_given
 from gemmpipe.runtime.binding import GemmCall, is_capturing
 from gemmpipe.runtime.cache import BindRequest, BoundCall, CallKey, KernelCache, device_by_index
 from gemmpipe.runtime.dispatch import Dispatch, call_key, dispatch_of
-from gemmpipe.runtime.operands import CallOperands, OptionalTensor, memory_orders, on_meta
+from gemmpipe.runtime.operands import CallOperands, OptionalTensor, memory_orders
 from gemmpipe.runtime.select import LookupResult, lookup_results
 from gemmpipe.runtime.selection_log import LOG
 
@@ -180,8 +180,6 @@ class EngineDispatch(Dispatch):
     kernel: EngineKernel
     answered: dict[tuple[int, ...], bool] = field(default_factory=dict)
     """For x in 16 bits: (rows, N, K) -> whether a row answers."""
-    found: dict[tuple[object, ...], BoundCall] = field(default_factory=dict)
-    """The kept calls by a shorter key, since the engine's kernel determines the types of operands and scales."""
 
     def __call__(
         self,
@@ -192,27 +190,20 @@ class EngineDispatch(Dispatch):
         bias: OptionalTensor,
         out_dtype: torch.dtype,
     ) -> torch.Tensor:
-        """As in Dispatch, with less work on the host for a key that has been called before."""
-        scale = None if x_scale is None else x_scale.stride()
-        index = x.get_device()
-        short: tuple[object, ...] = (x.shape, w.shape, x.dtype, w.dtype, scale, bias is None, out_dtype, index)
-        if index < 0:
-            short = (*short, on_meta(x, w, x_scale, w_scale, bias))
-        call = self.found.get(short)
+        """As in Dispatch; with scales, a call that is kept is found by their strides, not by their memory order."""
+        if x_scale is None:
+            return super().__call__(x, w, None, w_scale, bias, out_dtype)
+        key = call_key(x, w, x_scale, w_scale, bias, out_dtype)
+        by_strides = (*key, x_scale.stride())
+        call = self.calls.get(by_strides)
         if call is not None:
             out: torch.Tensor = call(x, w, x_scale, w_scale, bias)
             return out
         out = super().__call__(x, w, x_scale, w_scale, bias, out_dtype)
-        if (kept := self._kept(call_key(x, w, x_scale, w_scale, bias, out_dtype), x_scale)) is not None:
-            if len(self.found) >= MAX_KEYS:
-                self.found.clear()
-            self.found[short] = kept
+        kept = self.calls.get((*key, memory_orders(x_scale)) if self.tables().orders else key)
+        if kept is not None:
+            self._keep(by_strides, kept)
         return out
-
-    def _kept(self, key: CallKey, x_scale: OptionalTensor) -> BoundCall | None:
-        """The call that is kept for a key and the memory order of x's scales; None before it is looked up."""
-        by_order = x_scale is not None and bool(self.tables().orders)
-        return self.calls.get((*key, memory_orders(x_scale)) if by_order else key)
 
     def product_16bit(
         self, x: torch.Tensor, w: torch.Tensor, w_scale: OptionalTensor, out_dtype: torch.dtype

@@ -11,6 +11,8 @@ from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
+from gemmpipe.runtime.operands import ALIGNMENT
+
 _WRAPPER_VARIABLES = ("launcher", "tensordesc_indices", "tensordesc_meta")
 """Variables of the function with which Triton 3.6 encodes descriptors, then calls its compiled launcher."""
 _MAX_DESCRIPTORS = 1024  # per operand; one has about 300 bytes
@@ -27,7 +29,10 @@ class _AddressHolder:
 
 
 class DescriptorCache(dict[int, object]):
-    """By address, what a launcher takes for an operand: copies of the descriptor `pattern`, encoded by `encode`."""
+    """By address, what a launcher takes for an operand: copies of the descriptor `pattern`, encoded by `encode`.
+
+    None for an address that no kernel takes.
+    """
 
     def __init__(self, pattern: object, encode: Callable[[object], object] | None = None) -> None:
         super().__init__()
@@ -36,6 +41,8 @@ class DescriptorCache(dict[int, object]):
         self._encode = encode
 
     def __missing__(self, address: int) -> object:
+        if address & ALIGNMENT:  # the call copies such an operand, and cannot encode a descriptor of it
+            return None
         made = copy(self._pattern)
         made.base = _AddressHolder(address)  # type: ignore[attr-defined]
         if self._encode is not None:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 CallRow = Mapping[str, object]
 _SURE_ON_A_SHARED_DEVICE = 1.5
 """Rounds that other processes disturb differ by tens of percent, in one direction too."""
+_LEAST_ROUNDS_ON_A_SHARED_DEVICE = 3  # a single disturbed sample was 20 times the time (2 cores of a CPU)
 
 
 def worst_calls(called: "pd.DataFrame | None") -> dict[tuple[str, str], CallRow]:
@@ -161,8 +162,7 @@ class VerifyReport(Stage):
         drift = None if why else float(str(own["us"])) / float(str(row["us"]))
         cells |= {"us": own["us"], "drift": drift, "baseline": library["kernelName"] if library else None}
         cells |= {"ratio": ratio.median, "ratio_low": ratio.low, "ratio_high": ratio.high} if ratio else {}
-        least = _SURE_ON_A_SHARED_DEVICE if own.get("shared") is True else 1.0
-        reason = self._slower(own, row, drift) or self._behind(ratio, library, least)
+        reason = self._slower(own, row, drift) or self._behind(own, ratio, library)
         return cells | {"verdict": STALE if reason else NOT_COMPARED if why else HOLDS, "reason": reason or why}
 
     def _with_call(
@@ -189,13 +189,19 @@ class VerifyReport(Stage):
         now, recorded = (time_text(float(str(each["us"]))) for each in (own, row))
         return f"slower: {now}, {recorded} recorded (+{percent:.0f} %, {self.max_drift_pct:g} allowed)"
 
-    def _behind(self, ratio: PairedRatio | None, library: Mapping[str, object] | None, least: float) -> str:
-        """How far a library is ahead, if more than allowed and in an interval above `least`; else an empty string."""
+    def _behind(
+        self, own: Mapping[str, object], ratio: PairedRatio | None, library: Mapping[str, object] | None
+    ) -> str:
+        """How far a library is ahead, if more than allowed and for sure; else an empty string."""
+        is_shared = own.get("shared") is True
+        if is_shared and len(row_samples_us(own)) < _LEAST_ROUNDS_ON_A_SHARED_DEVICE:
+            return ""
+        least = _SURE_ON_A_SHARED_DEVICE if is_shared else 1.0
         if ratio is None or library is None or ratio.low <= least or ratio.median <= 1 + self.max_behind_pct / 100:
             return ""
         percent = 100 * (1 - 1 / ratio.median)
-        takes = time_text(float(str(library["us"])))
-        return f"behind: {_library_text(library)} takes {takes}, {percent:.1f} % less"
+        takes, taken = (time_text(float(str(each["us"]))) for each in (library, own))
+        return f"behind: {_library_text(library)} takes {takes}, {percent:.1f} % less than the row's {taken}"
 
 
 def _library_text(library: Mapping[str, object]) -> str:

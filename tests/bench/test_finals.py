@@ -9,6 +9,7 @@ from failing_jobs import Cells, PacedClock, by_kind, candidate, finals
 
 from gemmpipe.bench.finals import PAUSE_RATIO, SUSTAINED_ROUNDS, FinalistRun
 from gemmpipe.bench.jobs import RUNNING_SEVERAL, WorkerContext
+from gemmpipe.bench.setup import ProblemSetup
 from gemmpipe.bench.timer import CpuClock, TimedCall, TimedReplay
 from gemmpipe.core.data import Status
 from gemmpipe.core.nvml import ForeignProcesses
@@ -87,7 +88,7 @@ def test_products_at_the_power_limit_are_timed_at_both_clocks(
     overlaps: bool,
     sustained: bool,
 ) -> None:
-    """The rounds at full clocks, then 100 ms of the two that are near (25 + 26 + 25 + 26), then as many as without."""
+    """The rounds at full clocks, then as many as without these."""
     monkeypatch.setattr("gemmpipe.bench.timer.reaches_power_limit", lambda family, spec: limited)
     monkeypatch.setattr(paced.clock, "overlaps", overlaps)
     three = [candidate("right", pace_ms=pace) for pace in (25, 26, 40)]
@@ -95,10 +96,7 @@ def test_products_at_the_power_limit_are_timed_at_both_clocks(
     trials = replace(job, timer=replace(job.timer, sustained_ms=sustained_ms)).run(paced)
     assert [len(t.samples_us) for t in trials] == [5, 5, 5], "others are no samples"
     run = [position for position in cells.positions[cells.positions.index(RUNNING_SEVERAL) :] if position >= 0]
-    if sustained:
-        assert sorted(run[:15]) == [0] * 5 + [1] * 5 + [2] * 5
-        assert run[15:19] == [0, 1, 0, 1]
-    assert sorted(run[19 if sustained else 0 :]) == [0] * 5 + [1] * 5 + [2] * 5
+    assert sorted(run) == [0] * 5 + [1] * 5 + [2] * 5, "none is in flight alone while others run untimed"
     assert [t.full_clocks_us for t in trials] == ([25_000, 26_000, 40_000] if sustained else [None] * 3)
     assert [t.launches for t in trials] == [10 if sustained else 5] * 3
 
@@ -158,13 +156,14 @@ def test_samples_at_both_clocks_are_paired_by_round_and_layout() -> None:
     """The second layout is the slower one by the means, though the first is at full clocks."""
     run = _scripted([100, 130, 121, 100, 144], [90, 110, 160, 144, 200])
     assert [run.run() for _ in range(2)] == [2 * (100 + 90), 2 * (130 + 110)]
-    run.begin_sustained()
+    run.begin_sustained(lambda: None)
     assert [run.run() for _ in range(3)] == [2 * (121 + 160), 2 * (100 + 144), 2 * (144 + 200)]
     assert run.samples == pytest.approx([(90 * 160) ** 0.5, (110 * 144) ** 0.5, (90 * 200) ** 0.5])
     assert run.full_clocks_us == 100
     assert run.launches == 2 * 2 * 5
+    assert run.load is not None
     run.begin(first=False)
-    assert (run.full_clocks_us, run.launches) == (None, 0), "a repeated race begins at full clocks again"
+    assert (run.full_clocks_us, run.launches, run.load) == (None, 0, None), "a repeated race begins at full clocks"
 
 
 def test_the_fastest_finalists_run_after_each_replay_at_sustained_clocks(
@@ -177,6 +176,9 @@ def test_the_fastest_finalists_run_after_each_replay_at_sustained_clocks(
     job = finals(*three, always_timed=frozenset(c.id for c in three))
     trials = replace(job, timer=replace(job.timer, sustained_ms=100)).run(replace(paced, clock=clock))
     first = clock.ran.index("load 25000")  # at full clocks nothing runs between the replays
+    reached = [each for each in clock.ran[first - 1 :] if not each.startswith("load")][:4]
+    assert reached == ["25000", "26000"] * 2, "100 ms of the two that are near before the rounds"
+    assert clock.waited == len(clock.ran), "no load runs on after the race"
     loads: dict[str, set[int]] = {}
     runs = [(key, len(list(group))) for key, group in groupby(clock.ran[first - 1 :], key=lambda each: each[:4])]
     for (timed, times), (load, count) in zip(runs[::2], runs[1::2], strict=True):
@@ -186,6 +188,31 @@ def test_the_fastest_finalists_run_after_each_replay_at_sustained_clocks(
     in_turn = [each for each in clock.ran if each.startswith("load")]
     assert in_turn == (["load 25000", "load 26000"] * len(in_turn))[: len(in_turn)]
     assert [trial.launches for trial in trials] == [10] * 3, "loads are no samples"
+
+
+def test_a_race_at_both_clocks_of_finalists_in_two_layouts_loads_with_all_of_them(
+    paced: WorkerContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = _LoadedClock()
+    monkeypatch.setattr("gemmpipe.bench.timer.reaches_power_limit", lambda family, spec: True)
+    monkeypatch.setattr(ProblemSetup, "timed_scale_orders", lambda setup, candidate: ("row", "row"))
+    one = candidate("right", pace_ms=30)
+    job = finals(one, always_timed=frozenset({one.id}))
+    [trial] = replace(job, timer=replace(job.timer, sustained_ms=100)).run(replace(paced, clock=clock))
+    assert trial.status is Status.OK
+    loads = [number for number, each in clock.order if each.startswith("load")]
+    assert len(set(loads)) == 2, "the replay of either layout"
+    assert abs(loads.count(loads[0]) - loads.count(loads[1])) <= 1
+
+
+@pytest.mark.parametrize("kinds", [["spoil_nan"], []], ids=["incorrect", "none"])
+def test_a_race_at_both_clocks_without_finalists(
+    paced: WorkerContext, monkeypatch: pytest.MonkeyPatch, kinds: list[str]
+) -> None:
+    monkeypatch.setattr("gemmpipe.bench.timer.reaches_power_limit", lambda family, spec: True)
+    job = finals(*map(candidate, kinds))
+    trials = replace(job, timer=replace(job.timer, sustained_ms=100)).run(paced)
+    assert [trial.status for trial in trials] == [Status.INCORRECT] * len(kinds)
 
 
 @pytest.mark.parametrize(("limited", "rounds"), [(True, SUSTAINED_ROUNDS), (False, 30)])
@@ -205,24 +232,35 @@ class _LoadedClock(PacedClock):
 
     def __init__(self) -> None:
         self.ran: list[str] = []
+        self.order: list[tuple[int, str]] = []
+        """(number of the replay in the order of capture, what it is)."""
+        self.made = self.waited = 0
+
+    def synchronize(self) -> None:
+        self.waited = len(self.ran)
 
     def replay(self, launches: Sequence[TimedCall]) -> TimedReplay:
-        return _NotedReplay(super().replay(launches), self.ran)
+        self.made += 1
+        return _NotedReplay(super().replay(launches), self, self.made)
 
 
 class _NotedReplay(TimedReplay):
-    def __init__(self, replay: TimedReplay, ran: list[str]) -> None:
-        self._replay, self._ran = replay, ran
+    def __init__(self, replay: TimedReplay, clock: _LoadedClock, number: int) -> None:
+        self._replay, self._clock, self._number = replay, clock, number
+
+    def _note(self, text: str) -> None:
+        self._clock.ran.append(text)
+        self._clock.order.append((self._number, text))
 
     def __call__(self, load: TimedCall | None = None) -> float:
         time_us = self._replay()
-        self._ran.append(f"{time_us:.0f}")
+        self._note(f"{time_us:.0f}")
         if load is not None:
             load()
         return time_us
 
     def queue(self) -> None:
-        self._ran.append(f"load {self._replay():.0f}")
+        self._note(f"load {self._replay():.0f}")
 
 
 def test_the_time_at_full_clocks_is_rounded_as_in_the_journal() -> None:

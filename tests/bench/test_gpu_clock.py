@@ -29,7 +29,9 @@ class Modelled:
         self.now_us = self.free_us = 0.0
         self.ends_us: deque[float] = deque(maxlen=CAPACITY)
         """When the last entries of the queue are done."""
-        self.slept_us = 0.0
+        self.slept_us = self.idle_us = 0.0
+        self.kernels: list[float] = []
+        """The microseconds of all kernels and graphs outside of a capture."""
         self.hiccups: list[float] = []
         """Additional host time of the next launches, of kernels or of graphs."""
         self.graph_start_us = self.graph_upload_us = 0.0
@@ -42,6 +44,7 @@ class Modelled:
             CUDAGraph=lambda: Graph(self),
             _sleep=lambda cycles: self.work(cycles / 2000, sleep=True),
             synchronize=lambda device: self.wait(),
+            current_stream=lambda: SimpleNamespace(query=lambda: self.free_us <= self.now_us),
             get_device_properties=lambda device: SimpleNamespace(multi_processor_count=132),
         )
 
@@ -60,7 +63,9 @@ class Modelled:
         self.now_us += 1
         if len(self.ends_us) == CAPACITY:
             self.now_us = max(self.now_us, self.ends_us[0])
+        self.idle_us += max(0.0, self.now_us - self.free_us)
         self.free_us = max(self.free_us, self.now_us) + time_us
+        self.kernels.append(time_us)
         self.ends_us.append(self.free_us)
         self.slept_us += time_us * sleep
 
@@ -143,6 +148,35 @@ def test_the_time_of_a_launch_is_the_devices_time(model: Modelled) -> None:
     assert clock.sequence([model.launch(t) for t in times]) == pytest.approx(times)
     blocks = [[model.launch(t)] * n for t, n in ((5.0, 8), (3.0, 4), (90.0, 1))] * 20
     assert clock.blocks(blocks, least_us=3.0) == pytest.approx([5.0, 3.0, 90.0] * 20)
+
+
+@pytest.mark.parametrize("separate", [True, False])
+def test_under_load_the_device_has_no_pause(model: Modelled, separate: bool) -> None:
+    """Neither a sleep nor an idle time from the first replay on; the load is not timed."""
+    clock = GpuClock(H200)
+    timed = clock.replay_of([model.launch(60.0)] * 8, separate=separate)
+    load = clock.replay_of([model.launch(90.0)] * 8, separate=separate)
+    timed(load.queue), load.queue()  # the first launches of graphs take the host longer
+    slept_us, idle_us = model.slept_us, model.idle_us
+    model.kernels.clear()
+    assert [timed(load.queue) for _ in range(20)] == pytest.approx([60.0] * 20)
+    assert (model.slept_us, model.idle_us) == (slept_us, idle_us)
+    graphs = [time_us for time_us in model.kernels if time_us > 10]
+    assert graphs == pytest.approx([8 * (60 + 2 * separate), 8 * (90 + 2 * separate)] * 20)
+    assert model.kernels.count(1.0) == len(graphs), "a dependent launch before each graph"
+    model.wait()
+    assert timed(load.queue) == pytest.approx(60.0)
+    assert model.slept_us > slept_us, "the device was idle, so it sleeps while the host queues"
+
+
+def test_under_load_a_replay_that_the_host_queues_too_late_is_timed_again(model: Modelled) -> None:
+    clock = GpuClock(H200)
+    timed, load = (clock.replay_of([model.launch(60.0)] * 8, separate=False) for _ in range(2))
+    timed(load.queue), load.queue()
+    model.hiccups = [5_000.0]
+    slept_us = model.slept_us
+    assert timed(load.queue) == pytest.approx(60.0)
+    assert model.slept_us > slept_us
 
 
 def test_launches_queued_too_late_are_timed_again(model: Modelled) -> None:

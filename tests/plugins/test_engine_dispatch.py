@@ -217,8 +217,8 @@ def test_the_work_of_a_call_stays_constant(rows, counted, w, answered: bool) -> 
     assert steps(call) == before
 
 
-def test_a_key_that_was_called_before_is_found_by_shapes_strides_and_types(rows, counted) -> None:
-    """Whatever differs has its own call: the memory order of scales, rows, the output's type, a bias."""
+def test_a_call_that_is_kept_is_found_by_the_strides_of_scales(rows, counted, monkeypatch) -> None:
+    """Either memory order and other rows have their own call, and the order is determined once."""
     rows("a8w8_blockscale", "torch", {"method": "bfloat16_convert"}, {"M": 4, "N": 2 * N, "K": K, "x_scale": "column"})
     _, inputs, weights = fp8_operands(4)
     more = fp8_operands(8)[1]
@@ -226,13 +226,30 @@ def test_a_key_that_was_called_before_is_found_by_shapes_strides_and_types(rows,
     dispatch = engine_dispatch("a8w8_blockscale", register_kernel(EngineKernel(name="test", call=engine)))
     column = inputs.x_scale.t().contiguous().t()
     for turn in range(3):
+        if turn == 1:
+            monkeypatch.setattr("gemmpipe.runtime.dispatch.memory_orders", None)
         assert dispatch(inputs.x, weights.w, column, weights.w_scale, None, BF16)[0, 0] != 7
         assert engine.calls == 2 * turn
         for x, scale in ((inputs.x, inputs.x_scale.contiguous()), (more.x, more.x_scale)):
             assert dispatch(x, weights.w, scale, weights.w_scale, None, BF16)[0, 0] == 7
-    assert len(dispatch.found) == 3
+    monkeypatch.undo()
     module.clear_dispatches()
-    assert not engine_dispatch("a8w8_blockscale", "test").found
+    assert not engine_dispatch("a8w8_blockscale", "test").calls
+
+
+def test_scales_of_one_stride_and_another_shape_are_another_key(rows, counted) -> None:
+    """[4, 1] and [1, 1] have strides (1, 1): a call for rows' scales would read beyond the one scale."""
+    rows("a8w8", "torch", {"method": "bfloat16_convert"}, {"M": 4, "N": N, "K": K})
+    engine = counted(lambda x, w, xs, ws, bias: torch.zeros((x.shape[0], w.shape[0]), dtype=BF16))
+    dispatch = engine_dispatch("a8w8", register_kernel(EngineKernel(name="test", call=engine)))
+    x, w = (torch.ones(rows, K).to(torch.float8_e4m3fn) for rows in (4, N))
+    by_row, single = torch.ones(4, 1), torch.ones(4, 1)[:1]
+    assert by_row.stride() == single.stride()
+    for _ in range(2):
+        dispatch(x, w, by_row, torch.ones(N, 1), None, BF16)
+    before = engine.calls
+    dispatch(x, w, single, torch.ones(N, 1), None, BF16)
+    assert engine.calls == before + 1, "no product of the family, so it is the engine's"
 
 
 def test_keys_are_bounded(rows, w, monkeypatch) -> None:
@@ -242,7 +259,6 @@ def test_keys_are_bounded(rows, w, monkeypatch) -> None:
     for m in range(1, 40):
         dispatch(x_of(m), w, None, None, None, BF16)
         assert len(dispatch.calls) <= 8
-        assert len(dispatch.found) <= 8
 
 
 @pytest.mark.compile

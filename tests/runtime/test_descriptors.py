@@ -1,7 +1,7 @@
 """Tensor descriptors of a bound kernel's operands: what the launcher gets is what Triton's own wrapper would make."""
 
+import weakref
 from collections.abc import Callable, Sequence
-from copy import copy
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,8 +13,9 @@ from gemmpipe.runtime.descriptors import DescriptorCache, encoded_launcher
 from gemmpipe.runtime.launcher import bind_launch
 
 triton = pytest.importorskip("triton")
-OLD = triton.__version__.startswith("3.6.")
+TRITON_36 = triton.__version__.startswith("3.6.")
 META = {"swizzle": 3, "elem_size": 1, "elem_type": 0, "block_size": [64, 128], "fp4_padded": False}
+OTHER_META = {"swizzle": 2, "elem_size": 2, "elem_type": 1, "block_size": [64, 64], "fp4_padded": False}
 SIGNATURE = {"x": "tensordesc<fp8e4nv[64,128]>", "w": "*fp8e4nv", "out": "tensordesc<bf16[64,64]>", "n": "i32"}
 GRID = (4, 1, 1)
 
@@ -32,7 +33,7 @@ class CudaLauncher:
 
     def __init__(self, wrap: Callable[..., Any]) -> None:
         self.given: list[tuple[object, ...]] = []
-        self.launch = wrap(lambda *given: self.given.append(given), SIGNATURE, [META, META])
+        self.launch = wrap(lambda *given: self.given.append(given), SIGNATURE, [META, OTHER_META])
 
     def __call__(self, x: int, y: int, z: int, stream: int, function: int, *arguments: object) -> None:
         self.launch(x, y, z, stream, function, False, self.launch_pdl, None, None, *arguments)
@@ -65,7 +66,7 @@ def arguments() -> dict[str, object]:
     return {"x": descriptor(40, 128), "w": torch.empty(8, dtype=torch.int8), "out": descriptor(40, 64), "n": 9}
 
 
-@pytest.mark.skipif(not OLD, reason="the compiled launcher of Triton 3.6")
+@pytest.mark.skipif(not TRITON_36, reason="the compiled launcher of Triton 3.6")
 def test_a_bound_kernel_gives_the_compiled_launcher_what_tritons_wrapper_would(encodings: list[int]) -> None:
     from triton.backends.nvidia.driver import wrap_handle_tensordesc
 
@@ -101,10 +102,20 @@ def wrapped(start: object, indices: set[int], metadata: Sequence[object]) -> Cal
         (print, [0]),
         (lambda *given: None, [0]),
         (wrapped(print, {0, 2}, [META, META]), [0]),
+        (wrapped(print, {0}, [META]), [1]),
+        (wrapped(print, {0}, [META]), [0, 1]),
         (wrapped(print, {0}, [None]), [0]),
         (wrapped(print, {0}, []), [0]),
     ],
-    ids=["compiled", "other function", "not all are operands", "no tensor memory access", "unknown"],
+    ids=[
+        "compiled",
+        "other function",
+        "not all are operands",
+        "another one",
+        "too many",
+        "no tensor memory access",
+        "unknown",
+    ],
 )
 def test_another_launcher_encodes_descriptors_itself(launch: object, described: list[int]) -> None:
     assert encoded_launcher(launch, described) is None
@@ -127,7 +138,28 @@ def test_where_triton_encodes_a_launch_has_descriptors(monkeypatch: pytest.Monke
 
 def test_descriptors_keep_no_operands() -> None:
     pattern = descriptor(4, 4)
-    cache = DescriptorCache(copy(pattern))
+    operand = weakref.ref(pattern.base)
+    cache = DescriptorCache(pattern)
     made: Any = cache[64]
-    assert not isinstance(made.base, torch.Tensor)
     assert cache[64] is made
+    del pattern
+    assert operand() is None
+
+
+def test_no_descriptor_is_encoded_of_an_address_that_no_kernel_takes() -> None:
+    """The driver refuses one that is not divisible by 16; the call copies such an operand."""
+    encoded: list[int] = []
+    cache = DescriptorCache(descriptor(4, 4), lambda each: encoded.append(each.base.data_ptr()) or "encoded")  # type: ignore[attr-defined, func-returns-value]
+    assert [cache[address] for address in (64, 72, 65, 64)] == ["encoded", None, None, "encoded"]
+    assert encoded == [64]
+
+
+def test_a_kernel_with_scratch_memory_is_launched_by_tritons_wrapper(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launcher, "_DIRECT_LAUNCH_TRITON", "")  # any version
+    run = CudaLauncher(lambda start, signature, metadata: start)
+    wrapped_calls: list[tuple[object, ...]] = []
+    monkeypatch.setattr(CudaLauncher, "__call__", lambda self, *given: wrapped_calls.append(given))
+    for scratch_bytes, calls in ((0, 0), (128, 1)):
+        run.global_scratch_size = scratch_bytes
+        bind_launch(loaded(run), GRID, 1, arguments()).launch(5, [])
+        assert len(wrapped_calls) == calls

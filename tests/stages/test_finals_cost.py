@@ -33,6 +33,20 @@ def test_a_finalist_costs_more_with_longer_launches_up_to_its_budget(cost: Final
     assert every.finalist_s(2e4) < 2 * 2 * TIMER.budget_ms / 1e3, "two memory orders"
 
 
+def test_rounds_at_both_clocks_cost_pauses_and_untimed_replays(
+    cost: FinalsCost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For a launch of 1 ms: 5 rounds with pauses of twice their time, then 11 or 20 rounds and what runs untimed."""
+    monkeypatch.setattr("gemmpipe.bench.timer.reaches_power_limit", lambda family, spec: True)
+    both = replace(cost, timer=replace(TIMER, sustained_ms=150))
+    assert both.setup_s - cost.setup_s == pytest.approx(2 * 0.150)
+    for all_rounds, plain, sustained in ((False, 11, 11 * 2), (True, 30, 20 * 3)):
+        each = [replace(c, all_rounds=all_rounds) for c in (cost, both)]
+        short, long = ([c.finalist_s(us) for c in each] for us in (100.0, 110.0))
+        less, more = (b - a for a, b in zip(short, long, strict=True))
+        assert more / less == pytest.approx((5 * 3 + sustained) / plain, rel=0.02)
+
+
 def test_a_finalist_without_a_time_takes_as_long_as_usual_for_its_product(cost: FinalsCost) -> None:
     assert cost.finalist_s(None) == cost.finalist_s(cost.typical_us)
     large = replace(cost, spec=replace(cost.spec, m=65536))

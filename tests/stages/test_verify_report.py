@@ -40,19 +40,27 @@ def test_times_are_compared_only_if_both_were_taken_alike(
 
 
 @pytest.mark.parametrize(
-    ("low", "median", "least", "is_behind"),
-    [(1.2, 1.3, 1.0, True), (1.2, 1.3, 1.5, False), (1.6, 1.7, 1.5, True), (0.9, 1.3, 1.0, False)],
+    ("low", "median", "shared", "rounds", "is_behind"),
+    [
+        (1.2, 1.3, False, 1, True),
+        (1.2, 1.3, True, 3, False),
+        (1.6, 1.7, True, 3, True),
+        (1.6, 1.7, True, 2, False),
+        (0.9, 1.3, False, 3, False),
+    ],
 )
-def test_a_library_is_ahead_on_a_shared_device_only_by_far(
-    low: float, median: float, least: float, is_behind: bool
+def test_a_library_is_ahead_on_a_shared_device_only_by_far_and_in_several_rounds(
+    low: float, median: float, shared: bool, rounds: int, is_behind: bool
 ) -> None:
     report = VerifyReport(max_drift_pct=10, max_behind_pct=1, max_call_overhead_pct=None)
     ratio = PairedRatio(median=median, low=low, high=2.0)
     library = {"kernelName": "torch", "config": '{"method":"float32_convert","split":2}', "us": 23734.59}
-    reason = report._behind(ratio, library, least)
+    own = {"shared": shared, "samples_us": [40_000.0] * rounds, "us": 40_000.0}
+    reason = report._behind(own, ratio, library)
     assert bool(reason) == is_behind
     if is_behind:
         assert reason.startswith("behind: torch float32_convert split=2 takes 23.7 ms, ")
+        assert reason.endswith(" % less than the row's 40.0 ms")
 
 
 @pytest.mark.parametrize("m", [16, 4096])
