@@ -67,9 +67,9 @@ class Timer:
     """
 
     sustained_ms: float = 0.0
-    """On a GPU, products that reach its power limit (`roofline.reaches_power_limit`) are timed at full clocks, then, after
-    timed launches of this total time and as many others, at those that it keeps under load; a sample is the geometric
-    mean of both. 0: no such launches, and whichever clocks the rounds have."""
+    """On a GPU, products that reach its power limit (`roofline.reaches_power_limit`) are timed at full clocks, then,
+    after timed launches of this total time and as many others, at those that it keeps under load; a sample is the
+    geometric mean of both. 0: no such launches, and whichever clocks the rounds have."""
 
     def __post_init__(self) -> None:
         check_at_least(0, warmup=self.warmup, budget_ms=self.budget_ms, block_us=self.block_us)
