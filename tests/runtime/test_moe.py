@@ -309,7 +309,7 @@ def test_tune_then_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Real stages on the CPU, then the run time uses their table."""
     items = "shapes.items=[{token: [2, 16], model_dim: 128, inter_dim: 96, expert: 6, topk: 2}]"
     arguments = ("kernel=fmoe", "device=cpu", "shapes=list", items, "format=[csv,vllm]", f"output={tmp_path}")
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "COLUMNS": "120"}
     done = subprocess.run(
         [sys.executable, "-m", "gemmpipe", *arguments, "stages.bench.timer.iters=3"],
         cwd=tmp_path,
