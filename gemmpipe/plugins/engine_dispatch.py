@@ -17,7 +17,7 @@ from gemmpipe.launch.launch import KernelImplementation
 from gemmpipe.plugins.tuned_products import reads_weight_as_given
 from gemmpipe.runtime.binding import GemmCall, is_capturing
 from gemmpipe.runtime.cache import BindRequest, BoundCall, CallKey, KernelCache, device_by_index
-from gemmpipe.runtime.dispatch import Dispatch, call_key, dispatch_of
+from gemmpipe.runtime.dispatch import Dispatch, dispatch_of
 from gemmpipe.runtime.operands import CallOperands, OptionalTensor, memory_orders
 from gemmpipe.runtime.select import LookupResult, lookup_results
 from gemmpipe.runtime.selection_log import LOG
@@ -180,30 +180,6 @@ class EngineDispatch(Dispatch):
     kernel: EngineKernel
     answered: dict[tuple[int, ...], bool] = field(default_factory=dict)
     """For x in 16 bits: (rows, N, K) -> whether a row answers."""
-
-    def __call__(
-        self,
-        x: torch.Tensor,
-        w: torch.Tensor,
-        x_scale: OptionalTensor,
-        w_scale: OptionalTensor,
-        bias: OptionalTensor,
-        out_dtype: torch.dtype,
-    ) -> torch.Tensor:
-        """As in Dispatch; with scales, a call that is kept is found by their strides, not by their memory order."""
-        if x_scale is None:
-            return super().__call__(x, w, None, w_scale, bias, out_dtype)
-        key = call_key(x, w, x_scale, w_scale, bias, out_dtype)
-        by_strides = (*key, x_scale.stride())
-        call = self.calls.get(by_strides)
-        if call is not None:
-            out: torch.Tensor = call(x, w, x_scale, w_scale, bias)
-            return out
-        out = super().__call__(x, w, x_scale, w_scale, bias, out_dtype)
-        kept = self.calls.get((*key, memory_orders(x_scale)) if self.tables().orders else key)
-        if kept is not None:
-            self._keep(by_strides, kept)
-        return out
 
     def product_16bit(
         self, x: torch.Tensor, w: torch.Tensor, w_scale: OptionalTensor, out_dtype: torch.dtype

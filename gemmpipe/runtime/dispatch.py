@@ -22,7 +22,7 @@ from gemmpipe.runtime.binding import (
     linear_call,
     padded_call,
 )
-from gemmpipe.runtime.cache import BindRequest, CallKey, KernelCache, device_by_index
+from gemmpipe.runtime.cache import BindRequest, BoundCall, CallKey, KernelCache, device_by_index
 from gemmpipe.runtime.capture.recorder import Recorder, requested_recorder
 from gemmpipe.runtime.capture.watcher import capture_paused, current_module
 from gemmpipe.runtime.operands import (
@@ -44,29 +44,8 @@ _AITER_SHUFFLED_ATTRIBUTE = "is_shuffled"
 """The attribute that aiter's `shuffle_weight` sets on the returned tensor."""
 
 
-def call_key(
-    x: torch.Tensor,
-    w: torch.Tensor,
-    x_scale: OptionalTensor,
-    w_scale: OptionalTensor,
-    bias: OptionalTensor,
-    out_dtype: torch.dtype,
-) -> CallKey:
-    """All that a bound call relies on; it checks layouts and addresses itself."""
-    index = x.get_device()
-    key = (
-        x.shape,
-        w.shape,
-        x.dtype,
-        w.dtype,
-        out_dtype,
-        index,
-        w.get_device(),
-        None if x_scale is None else (x_scale.shape, x_scale.dtype, x_scale.get_device()),
-        None if w_scale is None else (w_scale.shape, w_scale.dtype, w_scale.get_device()),
-        None if bias is None else (bias.shape, bias.dtype, bias.get_device()),
-    )
-    return key if index >= 0 else (*key, *on_meta(x, w, x_scale, w_scale, bias))
+_MAX_STRIDES = 64
+"""Strides of a key's scales for which the memory order is remembered."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,10 +64,24 @@ class Dispatch(KernelCache):
         out_dtype: torch.dtype,
     ) -> torch.Tensor:
         """The product. Raises UserError for operands that are not a product of this family."""
+        # All that a bound call relies on; it checks layouts and addresses itself.
         try:
-            key = call_key(x, w, x_scale, w_scale, bias, out_dtype)
+            key: CallKey = (
+                x.shape,
+                w.shape,
+                x.dtype,
+                w.dtype,
+                out_dtype,
+                x.get_device(),
+                w.get_device(),
+                None if x_scale is None else (x_scale.shape, x_scale.dtype, x_scale.get_device()),
+                None if w_scale is None else (w_scale.shape, w_scale.dtype, w_scale.get_device()),
+                None if bias is None else (bias.shape, bias.dtype, bias.get_device()),
+            )
         except AttributeError:
             raise operand_type_error(self.family.entry_point, x, w, x_scale, w_scale, bias) from None
+        if key[5] == -1:
+            key = (*key, *on_meta(x, w, x_scale, w_scale, bias))
         call = self.calls.get(key)
         try:
             if call is not None:
@@ -147,23 +140,33 @@ class Dispatch(KernelCache):
         )
 
     def _call_by_scale_order(self, key: CallKey, out_dtype: torch.dtype) -> GemmCall:
-        """A call that dispatches by the memory order of x's scales, for tables with rows for a single order."""
-        calls = self.calls
+        """A call that dispatches by the memory order of x's scales, for tables with rows for a single order.
+
+        The order is determined once for each strides of the scales (2 us of the host's time with the second look-up).
+        """
+        calls, missed = self.calls, self._missed
+        by_strides: dict[tuple[int, ...], BoundCall] = {}
 
         def call(
             x: torch.Tensor, w: torch.Tensor, x_scale: OptionalTensor, w_scale: OptionalTensor, bias: OptionalTensor
         ) -> torch.Tensor:
-            orders = memory_orders(x_scale)
-            own = (*key, orders)
-            found = calls.get(own)
-            if found is not None:
-                out: torch.Tensor = found(x, w, x_scale, w_scale, bias)
-                return out
-            given = CallOperands(x=x, w=w, x_scale=x_scale, w_scale=w_scale, bias=bias, out_dtype=out_dtype)
-            problem = with_order(problem_of(self.family, given, self.flag), orders)
-            return self.first_call(
-                own, self._bind_request(problem, product_spec(self.family, given, problem), given, orders)
-            )
+            assert x_scale is not None  # part of the key
+            strides = x_scale.stride()
+            found = by_strides.get(strides)
+            if found is None:
+                orders = memory_orders(x_scale)
+                own = (*key, orders)
+                found = calls.get(own)
+                if found is None:
+                    given = CallOperands(x=x, w=w, x_scale=x_scale, w_scale=w_scale, bias=bias, out_dtype=out_dtype)
+                    problem = with_order(problem_of(self.family, given, self.flag), orders)
+                    return self.first_call(
+                        own, self._bind_request(problem, product_spec(self.family, given, problem), given, orders)
+                    )
+                if own not in missed and len(by_strides) < _MAX_STRIDES:  # a reload looks up what had no row again
+                    by_strides[strides] = found
+            out: torch.Tensor = found(x, w, x_scale, w_scale, bias)
+            return out
 
         return call
 

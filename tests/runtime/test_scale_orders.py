@@ -13,6 +13,7 @@ from gemmpipe.core.device import cpu_device
 from gemmpipe.family import KernelDefaults, load_family
 from gemmpipe.family.problem import make_problem
 from gemmpipe.runtime import gemm_a8w8_blockscale, reload
+from gemmpipe.runtime.dispatch import EAGER
 from gemmpipe.runtime.operands import memory_orders
 from gemmpipe.runtime.selection_log import LOG
 from gemmpipe.sources.table import CsvShapes
@@ -84,6 +85,23 @@ def test_a_call_stays_with_its_layout(tables: Callable[..., Path], caplog: pytes
     message = [each.getMessage() for each in caplog.records if "torch method=" in each.getMessage()]
     assert len(message) == 2, "each layout is looked up once"
     assert [text.split(":")[1].rpartition(" ")[2] for text in message] == ["x_scale=row", "x_scale=column"]
+
+
+def test_new_rows_answer_calls_that_had_none(tables: Callable[..., Path], caplog: pytest.LogCaptureFixture) -> None:
+    """A call without a row is looked up again after new tables, though its scales' strides are known."""
+    path = tables(_row("column"))
+    operands = {order: _operands(order) for order in ("row", "column")}
+    for _ in range(3):
+        for each in operands.values():
+            gemm_a8w8_blockscale(*each)
+    path.write_text(render((_row("column"), _row("row")), FAMILY, ()))
+    assert EAGER[NAME].reload_tables() == 1
+    caplog.clear()
+    with caplog.at_level(logging.INFO, "gemmpipe.runtime"):
+        for _ in range(2):
+            gemm_a8w8_blockscale(*operands["row"])
+    (message,) = [each.getMessage() for each in caplog.records if "method=" in each.getMessage()]
+    assert METHODS["row"] in message
 
 
 def test_one_row_of_scales_has_both_layouts(tables: Callable[..., Path], caplog: pytest.LogCaptureFixture) -> None:
